@@ -48,7 +48,7 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
 def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_it_has_left():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
-        outbox = store.own_writer._lane(STREAM).outbox
+        outbox = store.own_writer._stream_writer(STREAM).outbox
         session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
         exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM), _session=session)
 

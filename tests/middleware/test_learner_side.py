@@ -467,7 +467,7 @@ def test_a_resumed_learner_counts_what_was_lost_meanwhile(store, tmp_path):
     write_all([ChunkWriter(killed, STREAM)], range(6))
     made.take(4)
     buffer_.close()
-    killed._writer._lanes.clear()
+    killed._writer._stream_writers.clear()
     store.lose_memory()
     made, buffer_ = learner()
     for _ in range(3):
@@ -571,7 +571,7 @@ def test_resumed_learner_reads_what_got_the_numbers_it_committed(store, tmp_path
         assert note.pop('chain')
         buffer_.commit(note)
     buffer_.close()
-    killed._writer._lanes.clear()
+    killed._writer._stream_writers.clear()
     store._memory.go_back(before)
     write_all([ChunkWriter(other, STREAM)], range(10, 13))
     made, buffer_ = learner()

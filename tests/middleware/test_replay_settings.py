@@ -88,7 +88,7 @@ def test_every_key_has_its_effect(tmp_path):
     limits, sampler = buffer_.sampler, buffer_.sampler.sampler
     assert isinstance(sampler, RankPrioritized)
     assert (limits.max_times_sampled, limits.max_age) == (7, 3)
-    assert buffer_.table.home.path == str(tmp_path / 'replay')
+    assert buffer_.table.table_dir.path == str(tmp_path / 'replay')
     assert buffer_._prefetch.depth == 2
     assert buffer_.sliced
     for i in range(10):

@@ -27,7 +27,7 @@ from ding_store.storage.embedded.private_server import (
     stop_server,
 )
 from ding_store.storage.embedded.supervisor import clients as members_module
-from ding_store.storage.embedded.supervisor.clients import Members
+from ding_store.storage.embedded.supervisor.clients import Clients
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory, remove_socket_directory
 from ding_store.storage.testing import chunk, eventually
 
@@ -372,7 +372,7 @@ class TestMembersWithoutPidfd:
 
             monkeypatch.setattr(os, 'pidfd_open', refuse)
         self.gone = []
-        return Members(None, self.gone.append)
+        return Clients(None, self.gone.append)
 
     def test_end_is_seen(self, members):
         with subprocess.Popen(['cat'], stdin=subprocess.PIPE) as child:

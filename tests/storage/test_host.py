@@ -385,15 +385,15 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
 @pytest.mark.parametrize('what', ['entries', 'values'])
 def test_a_thread_that_finds_no_memory_fills_later(opened, monkeypatch, what):
     writer, near, far = opened(), opened(), opened('b')
-    kind, errors = Outbox if what == 'entries' else ValueSlots, [MemoryError()]
-    fill = kind.fill
+    kind, name = (Outbox, 'backfill') if what == 'entries' else (ValueSlots, 'fill')
+    fill, errors = getattr(kind, name), [MemoryError()]
 
     def failing(self, *arguments):
         if errors:
             raise errors.pop()
         return fill(self, *arguments)
 
-    monkeypatch.setattr(kind, 'fill', failing)
+    monkeypatch.setattr(kind, name, failing)
     if what == 'entries':
         Reader(near, 's', 'near')
         for number in range(3):
@@ -510,11 +510,11 @@ def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
     outbox = writer.store._writer._stream_writer('s').outbox
     (ring,) = writer._rings['s']._rings
     assert not outbox.hear(FreedCapacity(1000, 'another', 1000))
-    assert not outbox.hear(FreedCapacity(outbox.room, place.epoch, 0))
+    assert not outbox.hear(FreedCapacity(outbox.freed, place.epoch, 0))
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.hear(writer.store._wait_for_capacity('s', outbox.room, WAIT_S))
+    assert outbox.hear(writer.store._wait_for_capacity('s', outbox.freed, WAIT_S))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
@@ -528,7 +528,7 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
     for number in range(2):
         writer.append('s', {}, chunk(number))
     outbox = writer.store._writer._stream_writer('s').outbox
-    told = {'planes': outbox.transport, 'room': outbox.room}
+    told = {'planes': outbox.transport, 'room': outbox.freed}
     with redis_server.client() as client:
 
         def write(part):
@@ -546,7 +546,7 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
         writer.store.wait_for_transports({'s': outbox.transport}, WAIT_S)
         assert is_put_right('planes')
         write('room')
-        assert writer.store._wait_for_capacity('s', outbox.room, WAIT_S) is None
+        assert writer.store._wait_for_capacity('s', outbox.freed, WAIT_S) is None
         assert is_put_right('room')
         if is_new:
             return

@@ -68,7 +68,7 @@ def test_a_fill_that_is_refused_leaves_an_entry_that_is_in_parts_itself(forgetfu
         (item,) = store.own_writer._stream_writer('s').outbox._sent
         client.config_set('maxmemory', 1)
         with pytest.raises(ServerFull):
-            store._appends.fill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
+            store._appends.backfill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
         assert [number_of(entry) for entry in store.read('s')] == [0]
 
 
@@ -79,12 +79,12 @@ def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client
         place = store.append('s', {}, chunk(0))
         fill = Backfill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
         if is_there:
-            store._appends.fill(fill)
+            store._appends.backfill(fill)
         parts = sorted(client.keys('*:part:*'))
         assert bool(parts) == is_there
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000 * (not is_there))
         with pytest.raises(ServerFull):
-            store._appends.fill(fill)
+            store._appends.backfill(fill)
         assert sorted(client.keys('*:part:*')) == parts
 
 

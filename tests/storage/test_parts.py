@@ -338,7 +338,7 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
         store.append(STREAM, {}, chunk(1))
     assert number_of(reader.read()[0]) == 0
     reader.ack(place)
-    store._appends.fill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
+    store._appends.backfill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
     assert num_parts(client) == 0
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
@@ -385,7 +385,7 @@ def test_parts_of_which_one_is_missing_keep_their_time_to_live(store, client, mo
     monkeypatch.setattr(redis_values, 'write_parts', all_but_one)
     calls = {
         'entry': lambda: store.append(STREAM, {}, chunk(1, LARGE)),
-        'fill': lambda: store._appends.fill(Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
+        'fill': lambda: store._appends.backfill(Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
         'value': lambda: store.put('weights', {}, chunk(1, LARGE)),
     }
     with pytest.raises(StoreError, match='vanish'):

@@ -151,7 +151,7 @@ def test_append_given_up_on_a_reply_that_passes_arrives_once(forgetful_server, c
             for number in (1, 2):
                 with pytest.raises(AppendUnsettled, match=re.escape(REPLIES[code].fix)) as caught:
                     store.append(STREAM, {}, chunk(number))
-                assert not caught.value.needs_capacity
+                assert not caught.value.needs_room
             with store.nonblocking(), pytest.raises(StoreUnavailable):
                 store.put('weights', {}, {})
         store.flush()
@@ -390,7 +390,7 @@ def test_refusal_behind_a_lost_connection_keeps_the_entry(forgetful_server, prox
         proxy.cut_after(1, DOWN)
         with pytest.raises(AppendUnsettled, match='maxmemory') as caught:
             store.append(STREAM, {}, chunk(1))
-        assert (proxy.num_cuts, caught.value.needs_capacity) == (1, True)
+        assert (proxy.num_cuts, caught.value.needs_room) == (1, True)
         client.config_set('maxmemory', 0)
         store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1]
