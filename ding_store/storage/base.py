@@ -72,7 +72,7 @@ class ValueVersion(int):
         return version
 
     def is_of_another_put(self, known: int) -> bool:
-        """Whether ``known`` is another number, or the number of another put."""
+        """Return whether ``known`` is another number, or the number of another put."""
         known_id = getattr(known, 'put_id', '')
         return self != known or (known_id != '' and known_id != self.put_id)
 
@@ -108,7 +108,7 @@ class Value:
     """One version of a named value. ``arrays`` are read-only."""
 
     name: str
-    version: int  # as read from a store a ValueVersion, to be passed on to ``get`` as it is
+    version: int  # a ValueVersion if a store returned it; pass it to ``get`` unchanged
     header: Header
     arrays: Arrays
 

@@ -466,7 +466,7 @@ class TestStreamsOfOneWriter:
             store.append(f'goes-{number}', {}, chunk(0))
             deleter.delete(f'goes-{number}')
         assert len(store._writer._stream_writers) <= (0 if is_own else 2 * SPARE_LANES) + len(living)
-        assert all(store._writer.has_lane(name) for name in living)
+        assert all(store._writer.has_stream_writer(name) for name in living)
         store._writer._forget_deleted()
         left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
         assert left == [], 'whoever forgets a stream leaves it'
@@ -487,7 +487,7 @@ class TestStreamsOfOneWriter:
             store.append(f'other-{number}', {}, chunk(0))
             learner.delete(f'other-{number}')
         store._writer._forget_deleted()
-        assert not store._writer.has_lane(STREAM)
+        assert not store._writer.has_stream_writer(STREAM)
         store.append(STREAM, {}, chunk(3))
         assert [number_of(entry) for entry in reader.read()] == [3]
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)

@@ -21,7 +21,7 @@ from ding_store.errors import ConfigError, SchemaMismatch
 
 logger = logging.getLogger(__name__)
 
-#: The version of rows that are older than any.
+#: Version of rows that are older than any other.
 _OF_ANOTHER_RUN = -(1 << 62)
 
 
@@ -76,7 +76,7 @@ class Limited(RowListener):
         self._start_uses: Optional[UseCounts] = None
         self._kept: Optional[PersistedState] = None
         self._newest: Optional[int] = None
-        self._loaded_end = 0  # Rows below it were loaded; 0 once versions that came behind them are known.
+        self._loaded_end = 0  # Rows below it were loaded. 0 once a version that follows the loaded ones is known.
         self._rows_of: Dict[int, List[Array]] = {}
         self._next_row = 0
         # Rows that are used up. If an exception kept them from leaving, they leave before the next sample.

@@ -36,7 +36,7 @@ class RowListener:
         """All rows left."""
 
     def loaded(self) -> None:
-        """All rows that there are now came from a file of ``save_data``, perhaps another run's."""
+        """Take notice that all rows came from a file of ``save_data``, perhaps of another run."""
 
     def settled(self, slots: Array) -> None:
         """

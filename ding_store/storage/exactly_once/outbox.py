@@ -224,7 +224,7 @@ class Outbox:
 
     @property
     def has_written(self) -> bool:
-        """Whether entries were brought into the stream as it was when we heard of it last."""
+        """Return whether the server accepted entries in the stream of its last reply."""
         return self._written[0] != ''
 
     @property

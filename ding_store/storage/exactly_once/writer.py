@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: After its own deadline, how often an append checks whether the holder of the lock waits for room.
 _LOOK_EVERY_S = 0.05
-#: So many streams may be written to more than live, and for so long, before those that were deleted are forgotten.
+#: Limits on state of deleted streams, before the writer looks which streams are gone: a number, and seconds.
 SPARE_LANES = 64
 FORGET_EVERY_S = 3600.0
-#: Of so many deleted streams it is known at which sequence this writer was: a reader that outlived them knows it, too.
+#: Deleted streams whose last sequence is kept. A reader that outlived the stream still has a mark of this writer.
 MAX_ENDED = 10_000
 
 WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
@@ -109,8 +109,8 @@ class StreamWriter:
         start: int = 0,
     ) -> None:
         self.lock = _Lock()
-        self.is_dropped = False  # Another lane may be in its place by now.
-        self.is_continued = False  # behind a lane of this stream that was dropped
+        self.is_dropped = False  # Another stream writer may have replaced it by now.
+        self.is_continued = False  # continues the numbers of a dropped stream writer
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # entries that no reader has acked
         self._compression = Choice()
@@ -219,8 +219,8 @@ class Writer:
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
         self._max_lanes, self._forgot_at = SPARE_LANES, time.monotonic()
-        self._ended: Dict[str, int] = {}  # stream of which the lane was dropped -> our last sequence
-        self._ended_before = 0  # the highest of those that are no longer listed
+        self._ended: Dict[str, int] = {}  # deleted stream -> this writer's last sequence
+        self._ended_before = 0  # the highest sequence of streams that are no longer listed
         self._checked_at = time.monotonic()
         self._is_closed_for_writing = False
 
@@ -370,7 +370,7 @@ class Writer:
         return len(self._stream_writers) > self._max_lanes or time.monotonic() - self._forgot_at > FORGET_EVERY_S
 
     def _forget_deleted(self) -> None:
-        """Drop what is known of streams that others deleted. Behind an append, which its caller must not hear fail."""
+        """Drop the state of streams that others deleted. It follows an append, so it must not raise."""
         self._forgot_at = time.monotonic()
         with suppress(StoreError):
             for stream_writer in self._all_stream_writers():
@@ -378,7 +378,7 @@ class Writer:
         self._max_lanes = 2 * len(self._stream_writers) + SPARE_LANES
 
     def _drop(self, stream_writer: StreamWriter) -> None:
-        """Its stream was deleted, and this thread holds its lock. It stays if there is something to bring."""
+        """Drop the writer of a deleted stream, unless it has unsent entries. The caller holds its lock."""
         stream = stream_writer.outbox.stream
         if stream_writer.outbox.may_leave:
             self._leave(stream, stream_writer.outbox.admission)
@@ -387,13 +387,13 @@ class Writer:
                 return
             stream_writer.is_dropped = True
             del self._stream_writers[stream]
-            self._ended.pop(stream, None)  # It is the last from now on.
+            self._ended.pop(stream, None)  # Move it to the end of the order.
             self._ended[stream] = stream_writer.outbox.sequence
             while len(self._ended) > MAX_ENDED:
                 self._ended_before = max(self._ended_before, self._ended.pop(next(iter(self._ended))))
 
-    def has_lane(self, stream: str) -> bool:
-        """Whether there is anything to know of what this writer has in a stream."""
+    def has_stream_writer(self, stream: str) -> bool:
+        """Return whether this writer has state for a stream."""
         return stream in self._stream_writers
 
     def _stream_writer(self, stream: str) -> StreamWriter:

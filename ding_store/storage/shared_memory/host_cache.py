@@ -271,10 +271,10 @@ class HostCache(Store):
             self._drop_removed()
 
     def _drop_deleted(self) -> None:
-        """Rings of streams that were deleted elsewhere, which their writer has forgotten."""
+        """Close the rings of streams whose state the writer has dropped."""
         writer = self.store.own_writer
         with self._lock:
-            for stream in [stream for stream in self._rings if not writer.has_lane(stream)]:
+            for stream in [stream for stream in self._rings if not writer.has_stream_writer(stream)]:
                 if self._rings[stream].retire():
                     del self._rings[stream]
 

@@ -136,7 +136,7 @@ class Rings:
             ring.close()
 
     def retire(self) -> bool:
-        """Remove the files, unless they hold something: what comes after that goes over the wire."""
+        """Remove the files, unless they hold entries. Later entries go through Redis."""
         with self._lock:
             self._settle_dropped()
             if any(ring.num_held for ring in self._rings):

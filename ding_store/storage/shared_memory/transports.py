@@ -114,7 +114,7 @@ def conflict(name: str, version: int, expected: int) -> VersionConflict:
 PATIENCE_S = 90.0
 #: Limit on the total wait for one writer, in multiples of ``PATIENCE_S``, if the connection is lost repeatedly.
 MAX_PATIENCES = 5
-#: So many writers may be asked for more than live before those that are gone are forgotten.
+#: Number of requests to ended writers that are kept before they are removed.
 SPARE_ASKED = 64
 
 
@@ -350,7 +350,7 @@ class Resolver:
         return since
 
     def _forget_gone(self) -> None:
-        """Of streams that are gone, or in another epoch, and of writers that the server has dropped, nothing comes."""
+        """Remove requests that get no answer: the stream ended or has another epoch, or the server dropped the writer."""
         infos = {stream: self._store.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
         for (stream, writer), asked in list(self._asked.items()):
             info = infos.get(stream)
