@@ -254,34 +254,6 @@ class Journal:
         os.close(self._descriptor)
 
 
-def convert(path: str, fsync: bool) -> None:
-    """Convert a journal of an earlier version, which had no beginning, unless it is converted already."""
-    descriptor = _open(path)
-    try:
-        start = os.pread(descriptor, len(_MAGIC), 0)
-        if start == _MAGIC:
-            return
-        with suppress(FileNotFoundError):
-            os.unlink(path + '.new')
-        made, place = Journal(path + '.new', fsync), 0
-        while True:
-            head = os.pread(descriptor, _HEAD.size, place)
-            length, checksum = _HEAD.unpack(head) if len(head) == _HEAD.size else (0, 0)
-            record = os.pread(descriptor, length, place + _HEAD.size)
-            if length == 0 or len(record) < length or zlib.crc32(record) != checksum:
-                break
-            made.reserve([record])
-            made.append([record])
-            place += _HEAD.size + length
-        made.sync()
-        made.close()
-        os.replace(path + '.new', path)
-        if fsync:
-            sync_directory(os.path.dirname(path))
-    finally:
-        os.close(descriptor)
-
-
 def _block(records: Iterable[bytes]) -> bytes:
     return b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
 

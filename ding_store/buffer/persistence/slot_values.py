@@ -35,7 +35,6 @@ class SlotValues:
         - capacity (:obj:`int`): The number of slots.
         - is_ours (:obj:`Callable`): Returns whether this process still owns the directory. If not, nothing is written.
         - report (:obj:`Callable`): Called with a sentence about damage. The damaged value then counts as unknown.
-        - is_old (:obj:`bool`): Whether the file may be of an earlier version, which had no checksums.
     """
 
     # A new file is all zeros. Row numbers are stored plus one, so that zero means no row.
@@ -46,21 +45,20 @@ class SlotValues:
         capacity: int,
         is_ours: Callable[[], bool] = lambda: True,
         report: Callable[[str], None] = lambda finding: None,
-        is_old: bool = False,
     ) -> None:
         self._path, self._is_ours, self._report = path, is_ours, report
         self._map(capacity)
         if not is_ours():
             return
-        if is_old or self._head[_STORING] == _YES:
+        if self._head[_STORING] == _YES:
             # A kill during a store may leave the old or the new value with the checksum of the other.
-            self.convert()
+            self._sum_again()
         elif self._head[_CHECK] != self._checksum() or not (np.isfinite(self.largest) and self.largest >= 0):
             report(f'{path!r} was damaged in its first page: the largest priority and the step are unknown')
             self._head[_STEP] = self._head[_LARGEST] = 0
         self._head[_CHECK], self._head[_STORING] = self._checksum(), 0
 
-    def convert(self) -> None:
+    def _sum_again(self) -> None:
         """Compute the checksums of all values. It may be repeated."""
         rows = self._follows & _ROW
         self._follows[:] = _words(rows, self._values)

@@ -70,12 +70,11 @@ from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import FILE_BYTES, CommitFile, CommitRecord
-from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, convert, reserve
+from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, reserve
 from ding_store.buffer.persistence.row_checksums import RowChecksums
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.persistence.table_header import (
     COLUMN_FILE,
-    VERSION,
     StoredColumn,
     TableHeader,
     prepare_header,
@@ -103,7 +102,7 @@ class TableDirectory:
         - fsync (:obj:`bool`): Whether the table also survives power cuts.
     Raises:
         - TableLocked: It is open already, in this process or another.
-        - FormatMismatch: A later version of this package wrote it.
+        - FormatMismatch: Another version of this package wrote it.
         - ConfigError: It has another capacity.
         - CorruptPayload: A file is truncated, or another program wrote it. Nothing was changed.
     """
@@ -128,8 +127,6 @@ class TableDirectory:
             self._numbers_region = _map(self._current('rows'), 8 * capacity)
             self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'), fsync)
             self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
-            if header.version < VERSION:
-                self._convert()
             self._marks = RowChecksums(_map(self._current('marks'), 8 * capacity), capacity)
             self.metas = Journal(self._current('metas'), fsync)
             undo.callback(self.metas.close)
@@ -353,7 +350,7 @@ class TableDirectory:
         """Return the differences between the files and the table in memory."""
         committed = max(self._commits.next_row, self.header.next_row)
         try:
-            is_same = read_header(self.file('header')) == replace(self.header, version=VERSION)
+            is_same = read_header(self.file('header')) == self.header
         except (CorruptPayload, FormatMismatch):
             is_same = False
         checks = {
@@ -428,9 +425,8 @@ class TableDirectory:
                 'size and call resize(), or name another directory.'
             )
         needed = {os.path.basename(self._current('rows')): 8 * capacity, 'commit': FILE_BYTES}
-        if self.header.version == VERSION:
-            needed[os.path.basename(self._current('marks'))] = 8 * capacity
-            needed[os.path.basename(self._current('metas'))] = MIN_BYTES
+        needed[os.path.basename(self._current('marks'))] = 8 * capacity
+        needed[os.path.basename(self._current('metas'))] = MIN_BYTES
         for column in self.header.columns:
             row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
             needed.update({column.file: row_bytes * capacity} if row_bytes else {})
@@ -452,21 +448,6 @@ class TableDirectory:
         # A row in two slots was copied from one to the other. The first slot is the copy, and stays.
         first = np.unique(numbers[live], return_index=True)[1]
         numbers[np.delete(live, first)] = EMPTY
-
-    def _convert(self) -> None:
-        """Convert the files of an earlier version to this one. It may be killed at any point and repeated."""
-        capacity, numbers = self.header.capacity, self.numbers
-        self._marks = _new_marks(self._current('marks'), capacity)
-        live = np.flatnonzero(numbers >= 0)
-        self._marks.put(live, numbers[live])
-        for name in ('metas', 'redo'):
-            convert(self._current('metas') if name == 'metas' else self.file('redo'), self.fsync)
-        for name in self._value_files():
-            SlotValues(self._current(f'{name}.values'), capacity, is_old=True).sync()
-        if self.fsync:
-            self._marks.sync()
-        self._sync_names()
-        self._replace(replace(self.header, version=VERSION))
 
     def _current(self, name: str, generation: Optional[int] = None) -> str:
         """Return the path of a file with data by row number. Each generation has its own file."""

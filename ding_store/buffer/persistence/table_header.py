@@ -21,7 +21,6 @@ from ding_store.power_cuts import sync_directory
 #: Version 1 had no generations. Version 2 had no first row. Version 3 had no checksums, except for the header and
 #: commits.
 VERSION = 4
-_READABLE = (1, 2, 3, 4)
 #: Names of column files.
 COLUMN_FILE = re.compile(r'[0-9]{3,20}\.column')
 #: The only other encoding of a column, see ``narrowing``.
@@ -81,7 +80,7 @@ def read_header(path: str) -> Optional[TableHeader]:
             raise ValueError('its checksum is wrong')
         fields = json.loads(text)
         version = _number(fields['version'], 'version')
-        if version in _READABLE:
+        if version == VERSION:
             return _header(fields)
     except FileNotFoundError:
         return None
@@ -90,7 +89,8 @@ def read_header(path: str) -> Optional[TableHeader]:
             raise
         raise CorruptPayload(f'{path!r} is not the header of a table, or was damaged: {e}') from e
     raise FormatMismatch(
-        f'{path!r} has version {version}, but this ding_store reads versions up to {VERSION}. Upgrade ding_store.'
+        f'{path!r} has version {version}, but this ding_store reads version {VERSION}. Open it with the version of '
+        'ding_store that wrote it.'
     )
 
 

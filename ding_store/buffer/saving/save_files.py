@@ -9,16 +9,15 @@ import json
 import os
 import uuid
 from contextlib import suppress
-from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional, Union
+from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packed import PackedColumn
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.saving import loads, old_saves, saves
+from ding_store.buffer.saving import loads, saves
 from ding_store.buffer.saving.loads import Loaded
-from ding_store.buffer.saving.old_saves import OldSave
 from ding_store.buffer.saving.save_blocks import BLOCK_BYTES
 from ding_store.buffer.saving.saves import Contents, Metas, PackedSave, Save, SaveWriter, contents
 from ding_store.buffer.table.narrowing import stored_specs
@@ -84,7 +83,7 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
         - counts (:obj:`Optional[Dict]`): Counts of the saved buffer's limiter.
     Raises:
         - CorruptPayload: The file is truncated or damaged, or is not a save. Nothing changed.
-        - FormatMismatch: The file has a later version, or objects of a class that cannot be imported. Nothing changed.
+        - FormatMismatch: The file has another version, or objects of a class that cannot be imported. Nothing changed.
         - SchemaMismatch: The elements do not fit together, or a table with a path cannot hold them. Nothing changed.
         - NotEnoughSpace: There is no space for the old and the new contents. Nothing changed.
     """
@@ -143,7 +142,7 @@ def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
 
 
 def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
-    saved: Optional[Union[OldSave, Save]] = None
+    saved: Optional[Save] = None
     try:
         saved = _opened(file, file_name)
         saved.verify()
@@ -155,8 +154,8 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     except (StoreError, OSError):
         raise
     except Exception as e:
-        if isinstance(e, MemoryError) and saved is not None and saved.has_checksums:
-            raise  # Without checksums a damaged length may request more memory than exists.
+        if isinstance(e, MemoryError) and saved is not None:
+            raise  # Before the checksums were compared, a damaged length may request more memory than exists.
         # json, pickle and numpy raise various errors for damaged or foreign files.
         raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or from another program ({e!r})') from e
     skipped = max(0, len(saved.rows) - capacity)
@@ -165,20 +164,18 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
     listed: Optional[Iterable[Any]] = objects and objects[skipped:]
     if isinstance(saved, PackedSave):
         listed = saved.packets(skipped)
-    beside = (None, ()) if isinstance(saved, OldSave) else (saved.counts, saved.breaks)
-    return Loaded(schema, parts, narrow, saved.rows[skipped:], listed, metas[skipped:], saved.next_row, *beside)
+    rows = saved.rows[skipped:]
+    return Loaded(schema, parts, narrow, rows, listed, metas[skipped:], saved.next_row, saved.counts, saved.breaks)
 
 
-def _opened(file: IO[bytes], file_name: str) -> Union[OldSave, Save]:
+def _opened(file: IO[bytes], file_name: str) -> Save:
     header = file.read(min(int.from_bytes(file.read(8), 'little'), os.fstat(file.fileno()).st_size))
     fields = json.loads(header)
     version = fields['version']
-    if version == old_saves.VERSION:
-        return OldSave(file, fields, file_name)
-    if version not in saves.READABLE:
+    if version != saves.VERSION:
         raise FormatMismatch(
-            f'{file_name!r} has format {version}, but this ding_store reads formats up to {saves.VERSION}. Upgrade '
-            'ding_store.'
+            f'{file_name!r} has format {version}, but this ding_store reads format {saves.VERSION}. Load it with the '
+            'version of ding_store that wrote it.'
         )
     return (PackedSave if fields.get('packed') else Save)(file, header, file_name)
 

@@ -34,9 +34,7 @@ from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.encoding.checksum import checksum
 
-#: Version 2 had only the checksum of the index. Version 3 stored packed elements among the pickled extras.
 VERSION = 4
-READABLE = (2, 3, 4)
 _END = b'ding_store end\n\n'
 
 #: Save the last rows under the write lock when they take at most this many bytes, or after this many rounds.
@@ -225,8 +223,7 @@ class Save:
     def __init__(self, file: IO[bytes], header: bytes, file_name: str) -> None:
         self._file, self._start, self._name = file, file.tell(), file_name
         index = self._read_index()
-        #: None for files of an earlier version, which had none.
-        self._checksums: Optional[Dict[str, Any]] = index.get('checksums')
+        self._checksums: Dict[str, Any] = index['checksums']
         self._demand('header', zlib.crc32(header))
         fields = json.loads(header)
         self.schema = fields['schema']
@@ -256,11 +253,6 @@ class Save:
 
     is_packed = False
 
-    @property
-    def has_checksums(self) -> bool:
-        """True if ``verify`` detects all damage."""
-        return self._checksums is not None
-
     def verify(self) -> None:
         """
         Overview:
@@ -268,10 +260,9 @@ class Save:
         Raises:
             - CorruptPayload: A checksum is wrong.
         """
-        if self._checksums is not None:
-            self._file.seek(self._extras)
-            self._demand('extras', self._checksum_of_extras())
-            self._verify_blocks(self._checksums['blocks'])
+        self._file.seek(self._extras)
+        self._demand('extras', self._checksum_of_extras())
+        self._verify_blocks(self._checksums['blocks'])
         places = self._places()
         if (np.diff(self.rows) <= 0).any() or (len(self.rows) and not 0 <= self.rows[-1] < self.next_row):
             raise CorruptPayload(f'{self._name!r} is damaged: its row numbers do not grow')
@@ -343,7 +334,7 @@ class Save:
         return crc
 
     def _demand(self, part: str, found: int) -> None:
-        if self._checksums is not None and found != self._checksums[part]:
+        if found != self._checksums[part]:
             raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its {part} is wrong')
 
     def _read_index(self) -> Dict[str, Any]:

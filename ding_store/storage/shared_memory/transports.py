@@ -350,7 +350,7 @@ class Resolver:
         return since
 
     def _forget_gone(self) -> None:
-        """Remove requests that get no answer: the stream ended or has another epoch, or the server dropped the writer."""
+        """Remove requests whose stream ended or has another epoch, or whose writer the server dropped."""
         infos = {stream: self._store.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
         for (stream, writer), asked in list(self._asked.items()):
             info = infos.get(stream)
