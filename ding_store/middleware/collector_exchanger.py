@@ -1,4 +1,4 @@
-"""The collectors' side of the exchange: each iteration's experience is one chunk."""
+"""Collector side of the exchange: appends each iteration's experience as one chunk."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ from ding_store.storage.base import EntryId, Store
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: Collectors count their envs from 0; above these bits stands which collector it was.
+#: Each collector counts its envs from 0 in the low bits of ``env_data_id``. The bits above hold its ordinal.
 ENV_ID_BITS = 32
-#: Of a chunk that a full stream of a server that had just come back did not take yet: the store's writer will bring it.
+#: Stands for the id of a chunk that the store's writer will append later, once the full stream or server has room.
 UNSETTLED = EntryId('', 0)
-#: Between the seeds of one collector and the next.
+#: Difference between the seeds of two neighbouring collectors.
 SEED_STEP = 10007
 
 
 def take_ordinal(store: Store) -> int:
     """
     Overview:
-        Which collector of its run one is, counted from 0: no other has this number. A server that lost its memory
-        counts from 0 again, but those who live still report theirs.
+        Return a number, counted from 0, that no other collector of the run has. A server that lost its memory counts
+        from 0 again, so the numbers that members report are skipped.
     """
     known = [member.figures.get('ordinal', -1) for member in Members(store).refresh().of('collector')]
     free = max(known, default=-1) + 1
     ordinal = store.add('collectors', 1) - 1
-    # What an addition passed over is nobody's: two who join at once have different numbers all the same.
+    # Numbers that the second addition skips stay unused, so collectors that join at once still get different numbers.
     return ordinal if ordinal >= free else store.add('collectors', free - ordinal) - 1
 
 
 class CollectorExchanger(Exchanger):
     """
     Overview:
-        Append each iteration's trajectories or episodes as one chunk, with the *increments* of env_step and
-        env_episode beside them, so that they are counted exactly as often as the rows.
+        DI-engine middleware that appends each iteration's trajectories or episodes as one chunk. The chunk also has the
+        *increments* of env_step and env_episode, so they are counted exactly as often as the rows.
     """
 
     role = 'collector'
@@ -64,19 +64,19 @@ class CollectorExchanger(Exchanger):
         session.figures(ordinal=self._ordinal)
         self._backpressure = Backpressure(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
-        # All collectors run one script with one seed. Left alone, they would collect the same experience: all but the
-        # first have seeds of their own, made from it.
+        # All collectors run one script with one seed, so they would collect the same experience. All but the first
+        # shift that seed by their ordinal.
         self._seed_shift = SEED_STEP * self._ordinal
         self._has_collected = False
         if self._seed_shift:
             task.use_wrapper(self._seed_envs)
 
     def _seed_envs(self, middleware: Any) -> Any:
-        """Looks at what the script gives to the task; no more than its seed is changed."""
+        """Shift the seed of a collector that the script passes to ``task.use``, and seed its envs with it."""
         cfg: Any = getattr(middleware, 'cfg', None)
         env: Any = getattr(middleware, 'env', None)
         if hasattr(env, 'seed') and isinstance(getattr(cfg, 'seed', None), int):
-            # DI-engine's collectors go on to seed their envs with it while they collect at random.
+            # DI-engine's collectors seed their envs with cfg.seed again while they collect at random.
             middleware.cfg = cfg = copy.copy(cfg)
             cfg.seed += self._seed_shift
             env.seed(cfg.seed)
@@ -87,7 +87,7 @@ class CollectorExchanger(Exchanger):
             torch.manual_seed(torch.initial_seed() % 2**31 + self._seed_shift)
             random.seed(random.getrandbits(31) + self._seed_shift)
             self._seed_numpy()
-        # Who is started again, or joins, explores as much as a run does that has come so far.
+        # A collector that restarts or joins late starts at the run's env_step, which sets how much it explores.
         progress = progress_of(self._session.store.get(PROGRESS), 'env_step')
         if progress is not None:
             ctx.env_step = self._first_step = self._sent_steps = progress['env_step']
@@ -123,14 +123,14 @@ class CollectorExchanger(Exchanger):
             counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
             self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
         if self._seed_shift and not self._has_collected:
-            # Envs seed numpy when they are launched; a collector that is not DI-engine's did so with the script's seed.
+            # Envs seed numpy when they launch. Collectors that are not DI-engine's did that with the script's seed.
             self._seed_numpy()
         self._has_collected = True
 
     def _append(self, elements: List[Any], header: dict) -> bool:
-        """False: the run ended first, and the chunk was not appended."""
+        """Append a chunk, waiting for room. Return False if the run ended before it was appended."""
         fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
-        # A full stream is waited for here rather than in the store, where the wait could not end on task.finish.
+        # The wait for a full stream is here and not in the store, where it could not end on task.finish.
         entry_id = self._session.wait_for(
             'room in the experience stream (is the learner running?)',
             lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
@@ -152,13 +152,13 @@ class CollectorExchanger(Exchanger):
             return UNSETTLED
         except ServerFull as error:
             self._session.note_full(error)
-            # Nobody says when it has, but meanwhile the run may end.
+            # The server does not announce when it has room. The run may end in the meantime, so wait for that.
             self._session.store.get(FINISH, timeout_s=timeout_s)
             return None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
-        self._session.store.flush()  # Once all have left the run is retired, and what is not in it by then is lost.
-        # Said before the script's own clean-up: the learner waits for it, to take what was appended last.
+        self._session.store.flush()  # The run is deleted once all members have left, with entries that come later.
+        # Leave before the script's own clean-up: the learner waits for that before it reads the last chunks.
         self._session.leave()
 
     def _seed_numpy(self) -> None:

@@ -1,4 +1,4 @@
-"""The context exchanger: experience from collectors to the learner, progress back, and the end to everybody."""
+"""The context exchanger: sends experience to the learner, progress to collectors, and the run's end to all members."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 def context_exchanger(session: RunSession, skip_n_iter: int = 1, storage_loader: Any = None) -> Any:
     """
     Overview:
-        Exchange context between the processes of a run through the store; ContextExchanger's place and meanings.
-        Create it after ``task.add_role``. Void without an active router or without a role, as in DI-engine.
+        Create the middleware that exchanges ``ctx`` between the processes of a run through the store. It replaces
+        DI-engine's ``ContextExchanger``. Create it after ``task.add_role``. Without an active router or a role it does
+        nothing, as in DI-engine.
     Arguments:
-        - skip_n_iter (:obj:`int`): For collectors and evaluators: iterations that begin without waiting for others.
-        - storage_loader: Accepted for compatibility and not needed: payloads do not travel through messages.
+        - skip_n_iter (:obj:`int`): Iterations of a collector or evaluator that start without waiting for others.
+        - storage_loader: Accepted for compatibility and ignored, because messages carry no payloads.
     """
     if not task.router.is_active:
         return task.void()
@@ -34,7 +35,7 @@ def context_exchanger(session: RunSession, skip_n_iter: int = 1, storage_loader:
         return task.void()
     if session.config.url.startswith('memory:'):
         raise ConfigError(
-            f'store.url ({session.config.url!r}) is one process only; for several use embedded:// or redis://'
+            f'store.url ({session.config.url!r}) cannot connect several processes. Use embedded:// or redis://.'
         )
     if storage_loader is not None:
         logging.info('ding_store: storage_loader is not needed with the store and is ignored')
@@ -45,7 +46,7 @@ def context_exchanger(session: RunSession, skip_n_iter: int = 1, storage_loader:
 
 
 class FollowerExchanger(Exchanger):
-    """An evaluator, or any other role that only follows the learner's progress."""
+    """Middleware of an evaluator, or of any other role that only reads the learner's progress."""
 
     role = 'evaluator'
 
@@ -70,7 +71,7 @@ class FollowerExchanger(Exchanger):
             return None
         for name in counts:
             setattr(ctx, name, progress[name])
-        # A learner that was started again is at its last checkpoint: evaluations that are due are counted from there.
+        # A restarted learner is at its last checkpoint, so count the iterations until an evaluation from there.
         if ctx.train_iter < ctx.last_eval_iter:
             ctx.last_eval_iter = self._last_eval_iter = ctx.train_iter
         return True

@@ -1,4 +1,4 @@
-"""What the sides of the exchange of experience share."""
+"""Base class of the learner's, collectors' and evaluators' exchangers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ STREAM = 'experience'
 
 
 class Exchanger:
-    """What the sides of the exchange share: membership, and the end of the run."""
+    """Base of the exchangers: joins the run as a member and handles the run's end."""
 
     role = ''
-    #: Whether a failure of one process of this role is the end of the run.
+    #: True if the run ends when a process of this role fails.
     is_vital = True
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
@@ -41,10 +41,10 @@ class Exchanger:
 
     def _stop(self) -> None:
         """
-        In place of ``task.stop``, which makes all processes of the mesh finish, also when it was an exception that
-        brought this one here: the run must not pass for one that ended in order.
+        Replace ``task.stop``, which makes all processes of the mesh finish even if an exception ends this one. A run
+        that failed must not count as one that ended in order.
         """
-        del task.stop  # from here on the class's own again
+        del task.stop  # from here on task.stop is the class's method again
         if not is_failing():
             if self._ingest_plan is not None:
                 self._close_for_writing(task.ctx)
@@ -54,7 +54,7 @@ class Exchanger:
         try:
             self._session.leave(failed=True)
         except StoreError as lost:
-            logging.warning(f'ding_store: nobody could be told that this process failed: {lost}')
+            logging.warning(f'ding_store: the failure of this process could not be reported to the run: {lost}')
         was_active = task.router.is_active
         task.router.is_active = was_active and ends_the_run
         try:
@@ -66,7 +66,7 @@ class Exchanger:
         if self._ingest_plan is None:
             self._ingest_plan = IngestPlan(task, self)
             self._begin(ctx, self._ingest_plan)
-            self._session.on_finish(self._end)  # not before this side is complete: the end may have come already
+            self._session.on_finish(self._end)  # last, because the run may have ended already: _end is then called now
         self._ingest_plan.idle = not self._receive(ctx)
         yield
         if not self._ingest_plan.idle:
@@ -75,7 +75,7 @@ class Exchanger:
             self._close_for_writing(ctx)
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
-        """The pipeline is complete, and about to run for the first time."""
+        """Prepare this side. Called once, when the pipeline is complete and about to run for the first time."""
 
     def _close_for_writing(self, ctx: OnlineRLContext) -> None:
         if not self._closed_for_writing:
@@ -84,7 +84,7 @@ class Exchanger:
             self._leave(ctx)
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
-        """Wait for what this role needs and put it into ctx. False: the run ends, there is nothing to work on."""
+        """Wait for the input of this role and put it into ctx. Return False if the run ends without input."""
         raise NotImplementedError
 
     def _send(self, ctx: OnlineRLContext) -> None:
@@ -94,4 +94,4 @@ class Exchanger:
         return f'{self.role} finished at env step {ctx.env_step}, train iteration {ctx.train_iter}'
 
     def _leave(self, ctx: OnlineRLContext) -> None:
-        """The last iteration is over."""
+        """Finish this role's work for the run. Called once, after the last iteration."""

@@ -1,4 +1,4 @@
-"""The learner's side of the exchange: chunks go into its replay, each exactly once, and progress back."""
+"""Learner side of the exchange: puts each chunk into the replay exactly once, and reports progress to collectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
 LEARNER_READER = 'learner'
-#: How long the learner waits, at the run's end, for collectors in the middle of their last chunk.
+#: How long the learner waits at the run's end for collectors that are still appending their last chunk.
 LAST_CHUNKS_S = 3.0
 #: How often an idle learner looks whether the server still has its progress.
 LOOK_EVERY_S = 1.0
@@ -38,19 +38,20 @@ LOOK_EVERY_S = 1.0
 class LearnerExchanger(Exchanger):
     """
     Overview:
-        Take chunks in order, each exactly once: with ``train_ratio='keep'`` one per iteration of the learner's loop.
-        Where only a pusher follows, columns of trajectories go into its buffer as they are; else they become
-        ``ctx.trajectories``, episodes ``ctx.episodes``, and pass the pipeline's own middleware.
-        While the store is away the loop takes what was read already, and trains as far as the ratio permits: with
-        ``train_ratio='free'`` on what is in the replay. Acks and progress wait until it is back.
+        DI-engine middleware that reads chunks in order, each exactly once. With ``train_ratio='keep'`` it reads one
+        chunk per iteration of the learner's loop.
+        If only a pusher follows, columns of trajectories go into its buffer as they are. Otherwise chunks become
+        ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
+        While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
+        With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
     """
 
     role = 'learner'
-    _may_go_on = False  # without a chunk, while the store is away
+    _may_go_on = False  # True: an iteration may run without a chunk while the store is away
     _train_iter = -1
     _away_since: Optional[float] = None
-    _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # what was taken last, and the progress since
-    _told: Optional[Dict[str, Any]] = None  # the progress that was put last
+    _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # the ack and the progress that are not sent yet
+    _told: Optional[Dict[str, Any]] = None  # the progress of the last put
     _looked_at = 0.0
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
@@ -64,19 +65,19 @@ class LearnerExchanger(Exchanger):
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._consumer_offset = ConsumerOffset()
         self._taken: List[Entry] = []
-        self._num_skipped = 0  # corrupt entries that others have heard of
+        self._num_skipped = 0  # corrupt and lost entries that were acknowledged
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         path, checkpoints = self._session.replay_path, self._session.checkpoints
         if self._session.config.checkpoint is not None and checkpoints is None:
             raise ConfigError(
-                'store.checkpoint is on, but the pipeline saves none: add task.use(parts.Checkpointer(policy)) as its '
-                'last middleware, or leave store.checkpoint out'
+                'store.checkpoint is set, but the pipeline has no checkpointer. Add '
+                'task.use(parts.Checkpointer(policy)) as its last middleware, or remove store.checkpoint.'
             )
         if path is not None and plan.replay is not None:
             self._consumer_offset.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
         if checkpoints is None:
-            self._session.store.delete(CHECKPOINTS)  # of a learner before this one
+            self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
         self._reader = self._consumer_offset.reader(
@@ -84,7 +85,7 @@ class LearnerExchanger(Exchanger):
             STREAM,
             LEARNER_READER,
             on_corrupt=self._session.config.on_corrupt,
-            # The feed holds what it read for as long as the learner trains.
+            # The read-ahead holds entries while the learner trains. With drop_oldest the stream may drop them then.
             copied=self._session.config.overflow == 'drop_oldest',
         )
         taken: Optional[EntryId] = self._reader.cursor
@@ -93,18 +94,18 @@ class LearnerExchanger(Exchanger):
             taken = self._consumer_offset.cursor
             self._session.count_versions_from(self._consumer_offset.policy_versions)
         if taken is not None and taken.number:
-            # It is not taken again, and collectors may be waiting for word of it.
+            # Entries up to here are never read again, and collectors may be waiting for this ack.
             self._advance(ctx, taken)
-        # All that was read ahead may become elements at once; columns go into the table as they came.
+        # Everything in the read-ahead may become elements at once. Columns go into the table with the size they have.
         is_direct = plan.push_direct is not None
 
         def size_of(entry: Entry) -> int:
             return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
 
-        # It reads from now on: behind what was just acked.
+        # The read-ahead's thread starts now, so it reads behind the entry that was acknowledged above.
         self._read_ahead = ReadAhead(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
-        # Without a ratio of its own the loop keeps the pipeline's: one chunk per iteration, waited for.
+        # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
         self._paced: Optional[RatioReadAhead] = None
         if isinstance(limiter, InsertRatio) and limiter.samples_per_insert is not None:
             self._paced = RatioReadAhead(self._read_ahead, limiter)
@@ -117,7 +118,7 @@ class LearnerExchanger(Exchanger):
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
         if self._paced is not None:
             self._paced.begin(ctx.train_iter)
-        # Middleware before the pusher may count on elements; and who does not train would go round and round.
+        # Middleware before the pusher may need elements. A loop that has not trained would spin without a chunk.
         is_free = (
             self._session.config.train_ratio == 'free'
             and self._ingest_plan is not None
@@ -135,7 +136,7 @@ class LearnerExchanger(Exchanger):
         if len(self._read_ahead) == 0 and not is_away:
             with best_effort(self._session.store):
                 self._tell()
-                self._session.store.flush()  # Those who make experience may be waiting for word of the last chunk.
+                self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
                 self._pass_over_skipped()
                 self._tell_again()
             is_away = self._is_away()
@@ -156,7 +157,7 @@ class LearnerExchanger(Exchanger):
         return is_away
 
     def _pass_over_skipped(self) -> None:
-        """Entries that were skipped or lost are never taken, and who appended them waits for word of them, too."""
+        """Acknowledge skipped or lost entries: no chunk does that for them, and their writers may wait for it."""
         skipped = self._reader.num_corrupt + self._reader.num_lost
         if skipped == self._num_skipped or self._taken:
             return
@@ -166,12 +167,12 @@ class LearnerExchanger(Exchanger):
             self._advance(task.ctx, passed)
 
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
-        """Returns whether there are elements in ctx, for the middleware that follows."""
+        """Put chunks into the replay or into ``ctx``. Return True if ``ctx`` has elements for later middleware."""
         if 'began_s' not in self._member.figures and entries:
             self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
         assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
-        # Rows of an episode are one element, which columns know nothing of; and pickled ones are no columns.
+        # An episode's rows are one element, which columns cannot express. Pickled chunks have no columns.
         is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
         push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
@@ -213,7 +214,7 @@ class LearnerExchanger(Exchanger):
                 ends = np.cumsum(entry.header['lengths'])
                 episodes += [elements[end - length : end] for end, length in zip(ends, entry.header['lengths'])]
             else:
-                # Indices count within their chunk; after others they shift by what stands before them.
+                # Indices count within their chunk: add the number of steps that earlier chunks put before it.
                 end_idx += [index + len(trajectories) for index in entry.header['end_idx']]
                 trajectories += elements
         ctx.trajectories = trajectories if trajectories or not episodes else None
@@ -221,14 +222,17 @@ class LearnerExchanger(Exchanger):
         ctx.trajectory_end_idx = end_idx
 
     def _send(self, ctx: OnlineRLContext) -> None:
-        # Rows are in the replay: what held their place in the stream may go, and the collectors may go on.
+        # The rows are in the replay, so the stream may delete their entries and the collectors may continue.
         self._consumer_offset.commit()
         if self._taken:
             self._advance(ctx, self._taken[-1].id)
             self._taken = []
 
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
-        """Not waited for: the news wakes every collector, and on few cores they would go first."""
+        """
+        Acknowledge entries up to ``ingested`` and send the progress, without waiting for the reply. The message wakes
+        every collector, and with few cores they would run before the learner.
+        """
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
         self._untold = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
@@ -263,15 +267,15 @@ class LearnerExchanger(Exchanger):
             self._session.store.put(PROGRESS, self._told, {})
 
     def _leave(self, ctx: OnlineRLContext) -> None:
-        """What collectors had appended when the run ended still goes into the replay: the books balance."""
+        """Put all that collectors appended before the run's end into the replay, so that both sides' counts agree."""
         self._read_ahead.wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
         self._end_of_stream()
         assert self._ingest_plan is not None
         for entry in self._rest():
             if not self._ingest_plan.can_push and entry.header['rows']:
-                break  # without a pusher nobody takes it: it stays unread, and is not counted
-            # What ctx has of the last iteration, such as train_data, is no part of this chunk.
+                break  # without a pusher the chunk has no consumer: it stays unread and uncounted
+            # ctx still has fields of the last iteration, such as train_data, which do not belong to this chunk.
             renewed = ctx.renew()
             if self._merge(renewed, [entry]):
                 self._ingest_plan.push_through(renewed)
@@ -289,18 +293,18 @@ class LearnerExchanger(Exchanger):
         return self._paced.rest() + self._read_ahead.rest()
 
     def _end_of_stream(self) -> None:
-        # The feed's thread sleeps until there is an entry: one without rows wakes it, so that it is not waited for.
+        # The read-ahead's thread sleeps until an entry arrives. An entry without rows wakes it at once.
         header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
         try:
             ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
         except (TimeoutError, ServerFull):
-            pass  # the stream is full, so there are entries enough
+            pass  # the stream is full, so its entries wake the thread
 
 
 def _meta(entries: List[Entry]) -> Optional[Dict[str, int]]:
     """
-    What rows of these chunks are to know: the version of the policy that collected them, of several the oldest. Where a
-    process has several policies, of any of which a row may be, those of all: ``policy_version/NAME``.
+    Return the meta of these chunks' rows: the oldest version of the acting policy that collected them. A process with
+    several policies adds a version for each: ``policy_version/NAME``.
     """
     found: Dict[str, int] = {}
     for header in (entry.header for entry in entries):
