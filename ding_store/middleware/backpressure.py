@@ -12,7 +12,7 @@ PROGRESS = 'progress'
 
 
 def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
-    """What the learner says of its progress, if it was the learner that put this, with these counts."""
+    """Return the learner's progress if the value has these counts, otherwise None."""
     return fields_of(value, {'ingested': _is_place, **dict.fromkeys(counts, is_number)})
 
 

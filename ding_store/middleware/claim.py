@@ -1,4 +1,4 @@
-"""One job per run: a second one of its name is refused before it takes, or adds, any experience."""
+"""Claims that keep a run to one job: a second job of its name is refused before it reads or appends experience."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from ding_store.middleware.members import Member, Members, launch, pid_space
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.clients import birth_of, is_gone
 
-#: ``script``, its name, and ``config``, if it is given one; empty: nobody knows.
+#: What a launch runs: ``script`` is its name, ``config`` the value of its option ``--config``. Empty: unknown.
 Identity = Mapping[str, Optional[str]]
 
-#: There is one of these in a run.
+#: A run has at most one process of each of these roles.
 SINGLE_ROLES = ('learner', 'evaluator')
-#: A value per launch: its claim, under its first node.
+#: Prefix of the values that hold the claims of launches. The rest of the name is the launch's first node.
 _LAUNCH = 'launch/'
-#: What each claim says.
+#: The fields of a claim.
 _CLAIM = {'launch': is_text, 'pid_space': is_text, 'pid': is_count, 'birth': is_text, 'host': is_text}
 
 
 def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float, script: Identity) -> None:
     """
     Overview:
-        Take the nodes from ``first_node`` on for what was started together with this process. Jobs that were started
-        in parts (workers of further nodes, on this host or others) have different first nodes; two of the same script
-        have the same one. Decided by compare-and-set, so that of two that start together one is refused.
+        Claim the nodes from ``first_node`` on for this process's launch. Parts of one job that are started separately
+        have different first nodes. Two jobs of the same script have the same one. A compare-and-set decides, so if two
+        jobs start together, one is refused.
     Arguments:
-        - role (:obj:`Optional[str]`): What this process will be; None: a launcher, for all roles.
+        - role (:obj:`Optional[str]`): The role that this process will have. None: a launcher, for all roles.
         - first_node (:obj:`int`): The lowest node id of this launch.
-        - silent_s (:obj:`float`): Who does not report for so long was killed, and its place is free.
-        - script (:obj:`Mapping`): What the launch runs; where nobody knows, what was known before stays.
+        - silent_s (:obj:`float`): A member that reports nothing for so long counts as killed, and frees its place.
+        - script (:obj:`Mapping`): What the launch runs. If it is empty, the script in the earlier claim stays.
     Raises:
-        - ConfigError: A job that lives has them, or a member of this role; or one that was killed ran another script.
+        - ConfigError: A running job has these nodes or this role, or the killed job before ran another script.
     """
     mine, members = launch(), Members(store)
-    # Collectors of others are no second job: they joined, before its learner came or since that died.
+    # Collectors of other launches are no second job: they joined before its learner started, or since it crashed.
     single = SINGLE_ROLES if role is None else tuple(each for each in SINGLE_ROLES if each == role)
     if single:
         _refuse(store, members.reporting(None, silent_s, lambda m: m.launch != mine and m.role in single))
@@ -61,11 +61,11 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
             store.put(f'{_LAUNCH}{first_node}', claim, {}, held.version if held is not None else 0)
             return
         except VersionConflict:
-            continue  # another launch was quicker: its claim is judged next
+            continue  # another launch was first: check its claim next
 
 
 def starting(store: Store) -> Optional[str]:
-    """A launch of this host that lives, if one has claimed nodes of this run: its first member may be still to come."""
+    """Return a text for a running launch of this host that claimed nodes of the run, or None. It may have no member."""
     for name in store.info().values:
         held = fields_of(store.get(name), _CLAIM) if name.startswith(_LAUNCH) else None
         if held is not None and _is_here(held):
@@ -74,7 +74,7 @@ def starting(store: Store) -> Optional[str]:
 
 
 def identity(name: str, words: Sequence[str]) -> Identity:
-    """What a script trains, wherever it lies and whatever its other options are."""
+    """Return a script's identity: its name and ``--config``. Its directory and other options do not count."""
     config = None
     for word, following in zip(words, [*words[1:], None]):
         option, equals, value = word.partition('=')
@@ -84,7 +84,7 @@ def identity(name: str, words: Sequence[str]) -> Identity:
 
 
 def own_identity() -> Identity:
-    """Of the script that this process runs; empty where that is unknown: an interactive one, a test, ``ditask``."""
+    """Return the identity of this process's script. Empty for an interactive session, a test or ``ditask``."""
     path = Path(sys.argv[0])
     return {} if path.suffix != '.py' or path.stem == '__main__' else identity(path.stem, sys.argv[1:])
 
@@ -92,9 +92,9 @@ def own_identity() -> Identity:
 def check_script(store: Store, first_node: int, script: Identity) -> None:
     """
     Overview:
-        For a run that had failed, before its end is forgotten: whether this script may go on with it.
+        Check that a failed run may be continued by this script. Call it before the run's end is deleted.
     Raises:
-        - ConfigError: It was another one's, whose experience and weights are of no use to this one.
+        - ConfigError: Another script ran it, so its experience and weights are useless to this one.
     """
     end, held = end_of(store), fields_of(store.get(f'{_LAUNCH}{first_node}'), _CLAIM)
     if end is not None and end.failed and held is not None:
@@ -102,7 +102,10 @@ def check_script(store: Store, first_node: int, script: Identity) -> None:
 
 
 def _check_script(store: Store, claim: Mapping[str, Any], script: Identity) -> None:
-    """What either does not say is no difference; nor is anything while there is nothing to go on with."""
+    """
+    Raise ConfigError if a claim names another script. Fields that one side lacks do not count. A run without experience
+    and weights passes as well.
+    """
     others = {key: claim.get(key) for key in script}
     if not any(value and others[key] and value != others[key] for key, value in script.items()):
         return
@@ -110,8 +113,8 @@ def _check_script(store: Store, claim: Mapping[str, Any], script: Identity) -> N
     has_rows = any(stream.last for name, stream in info.streams.items() if name != REPORTS)
     if has_rows or any(name.startswith('weights/') for name in info.values):
         raise ConfigError(
-            f'run {store.run!r} was of {_text(others)}, did not end in order, and would go on with what that has '
-            f'collected; this is {_text(script)}: name it with --run NAME, or start it in another directory'
+            f'run {store.run!r} was of {_text(others)}, did not end in order, and still has its experience or weights; '
+            f'this is {_text(script)}. Name this run with --run NAME, or start it in another directory.'
         )
 
 
@@ -122,40 +125,43 @@ def _text(script: Identity) -> str:
 def claim_role(store: Store, role: str, silent_s: float) -> None:
     """
     Overview:
-        Take a role that a run has once for this process, which joins it alone; of two that come together one is
-        refused. Other roles are anybody's.
+        Claim a role for this process, which joins the run alone. If two processes claim a role together, one is
+        refused. Roles outside ``SINGLE_ROLES`` need no claim.
     Raises:
-        - ConfigError: A process that lives has it.
+        - ConfigError: A running process has the role.
     """
     if role not in SINGLE_ROLES:
         return
     alive = Members(store).reporting(role, silent_s)
     if alive is not None:
-        raise ConfigError(f'run {store.run!r} has a {role} already: {alive.title}')
+        raise ConfigError(
+            f'run {store.run!r} has a {role} already: {alive.title}. Stop that one first, or join with another role.'
+        )
     while True:
         held = store.get(f'joined/{role}')
         claim = fields_of(held, _CLAIM)
         if claim and _is_here(claim):
             raise ConfigError(
-                f'run {store.run!r} has a {role} already: one that starts (pid {claim["pid"]} on {claim["host"]})'
+                f'run {store.run!r} has a {role} already, which is starting: pid {claim["pid"]} on {claim["host"]}. '
+                'Stop that one first, or join with another role.'
             )
         try:
             store.put(f'joined/{role}', _claim(launch()), {}, held.version if held is not None else 0)
             return
         except VersionConflict:
-            continue  # another one was quicker
+            continue  # another process was first: check its claim next
 
 
 def claim_part(store: Store, part: str, what: str, advice: str) -> None:
     """
     Overview:
-        Take what one process of a run has alone: reading its experience as the learner, publishing a policy. Processes
-        that were started together are told apart by this; of other launches ``claim_run`` and ``claim_role`` judge.
+        Claim a part that only one process of a run may have: reading experience as the learner, or publishing a policy.
+        This check compares processes of one launch. ``claim_run`` and ``claim_role`` compare launches.
     Arguments:
         - part (:obj:`str`): The claim's name.
         - what (:obj:`str`), advice (:obj:`str`): For the error: what two processes do, and what to change.
     Raises:
-        - ConfigError: Another process of this launch has it, and lives.
+        - ConfigError: Another running process of this launch has it.
     """
     own = _claim(launch(), f'{pid_space()} {os.getpid()}')
     while True:
@@ -172,18 +178,18 @@ def claim_part(store: Store, part: str, what: str, advice: str) -> None:
             store.put(f'part/{part}', own, {}, held.version if held is not None else 0)
             return
         except VersionConflict:
-            continue  # another one was quicker
+            continue  # another process was first: check its claim next
 
 
 def _claim(mine: str, process: Optional[str] = None) -> Dict[str, Any]:
-    """Of a launch, as its first process or the one that is given."""
+    """Return the header of a claim, for a process given as ``pid_space pid``. Default: the launch's first process."""
     space, _, pid = (process or mine).rpartition(' ')
     began = birth_of(int(pid))
     return {'launch': mine, 'pid_space': space, 'pid': int(pid), 'birth': began, 'host': socket.gethostname()}
 
 
 def _is_here(claim: Mapping[str, Any]) -> bool:
-    """Whether the process that made it lives, as far as that can be seen from here: only beside it."""
+    """True if the process that made the claim runs. Only processes of the same pid space can see that."""
     return bool(claim['pid_space'] == pid_space() and not is_gone(claim['pid'], claim['birth']))
 
 
@@ -192,7 +198,10 @@ def _title(claim: Mapping[str, Any]) -> str:
 
 
 def _living(claim: Mapping[str, Any], first_node: int, members: Members, silent_s: float) -> Optional[str]:
-    """Who lives of the launch that made this claim: its first member; until that has come, anything of it."""
+    """
+    Return a text for a running process of the launch that made this claim, or None. Only the member with the first node
+    counts. Before it has joined, every member of the launch counts, and so does the process in the claim.
+    """
     ours = [member for member in members.refresh().by_id.values() if member.launch == claim['launch']]
     firsts = {member.id for member in ours if member.node_id == first_node}
     awaited = firsts or {member.id for member in ours}
@@ -206,7 +215,7 @@ def _refuse(store: Store, other: Any) -> None:
     if other is not None:
         title = other.title if isinstance(other, Member) else other
         raise ConfigError(
-            f'run {store.run!r} is running already, with {title}: name this one with --run NAME (in a config, '
-            'store.run), start it in another directory, or add to that one with `ding-store join`; '
-            '`ding-store status` shows it'
+            f'run {store.run!r} is running already, with {title}. Name this one with --run NAME (in a config, '
+            'store.run), start it in another directory, or join that one with `ding-store join`. '
+            '`ding-store status` shows it.'
         )

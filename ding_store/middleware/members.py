@@ -1,4 +1,4 @@
-"""Who takes part in a run: every process reports itself in the ``members`` stream, and anybody may read it."""
+"""The members of a run: each process reports itself in the ``members`` stream, which any process may read."""
 
 from __future__ import annotations
 
@@ -22,44 +22,44 @@ from ding_store.storage.base import OLDEST, Entry, EntryId, Store
 logger = logging.getLogger(__name__)
 
 STREAM = 'members'
-#: The newest reports are what matters: old ones make room.
+#: Only the newest reports matter, so the server drops old ones when the stream is full.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
 
-#: Who has reported nothing while the others did so many times each is no more.
+#: A member is presumed crashed if each member that reported since has done so this many times on average.
 SILENT_AFTER = 10
-#: So many processes that went are known by name, and at most twice as many; of those before them only the sums.
+#: Number of departed members that are kept by name, at most twice as many. Of older ones only sums are kept.
 MAX_DEPARTED = 1000
 
-#: Set for processes of ``ding-store run --roles`` and ``join``, to their launch. Launchers retire the run, after they
-#: have read the last figures.
+#: Names the launch of processes that ``ding-store run --roles`` or ``join`` started. Their launcher deletes the run's
+#: data after it has read the last figures.
 ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
-#: Set for processes of ``ding-store join``: the epoch of the run's members as it found them.
+#: Set for processes of ``ding-store join``: the epoch of the ``members`` stream when the launcher joined.
 ENV_JOINED = 'DING_STORE_JOINED'
 
 
 def pid_space() -> str:
-    """Where process ids mean the same: one boot of one kernel, and there one namespace."""
+    """Return a text for the scope of this process's pid: one boot of one kernel, and one pid namespace in it."""
     boot = Path('/proc/sys/kernel/random/boot_id').read_text().strip()
     return f'{boot} {os.readlink("/proc/self/ns/pid")}'
 
 
 def parent_process() -> Optional[str]:
-    """The one process that started this and its sibling workers, where one did: DI-engine's ``Parallel`` does."""
+    """Return the process that started this worker and its siblings, as DI-engine's ``Parallel`` does, or None."""
     parent = multiprocessing.parent_process()
     return None if parent is None else f'{pid_space()} {parent.pid}'
 
 
 def launch() -> str:
-    """What was started together with this process: the process that started all of it, itself where none did."""
+    """Return the name of this process's launch: its launcher, else its parent process, else itself."""
     return os.environ.get(ENV_LAUNCHED) or parent_process() or f'{pid_space()} {os.getpid()}'
 
 
 def die_with_parent() -> None:
     """
     Overview:
-        Have this process killed as soon as the one that spawned it as a worker is gone, and a last checkpoint written:
-        workers of ``ditask`` ignore the signals that end it, and would collect for ever. The kernel's own way
-        (PR_SET_PDEATHSIG) is about the thread that started a process, which may end long before its process does.
+        Kill this worker process when its parent is gone, once a last checkpoint is written. Workers of ``ditask``
+        ignore the signals that end ``ditask``, and would collect for ever. The kernel's PR_SET_PDEATHSIG watches the
+        thread that started a process, and that thread may end long before the parent.
     """
     parent = multiprocessing.parent_process()
     if parent is None:
@@ -78,8 +78,8 @@ def die_with_parent() -> None:
 class Member:
     """
     Overview:
-        One process of a run, as it last reported itself. ``state`` is 'alive', 'left' (in order) or 'failed'.
-        ``figures`` are cumulative: rows, env_step, train_iter, policy_version, ...
+        One process of a run, as in its last report. ``state`` is 'alive', 'left' (in order) or 'failed'. ``beat`` is
+        the number of its report. ``figures`` are cumulative: rows, env_step, train_iter, policy_version, ...
     """
 
     id: str
@@ -97,14 +97,14 @@ class Member:
     figures: Dict[str, Any] = field(default_factory=dict)
 
     def report(self, store: Store, state: str = 'alive', reason: str = '') -> None:
-        """Append the member's present state to the run's members."""
+        """Append the member's present state to the ``members`` stream."""
         self.beat += 1
         self.state, self.reason = state, reason
         store.append(STREAM, asdict(self), {}, timeout_s=1.0)
 
     @property
     def was_killed(self) -> bool:
-        """Whether it could report no end, as far as that can be seen from here: only beside it."""
+        """True if the process is gone without a last report. Only processes of the same pid space can see that."""
         return self.state == 'alive' and self.pid_space == pid_space() and not os.path.exists(f'/proc/{self.pid}')
 
     @property
@@ -114,10 +114,10 @@ class Member:
 
 @dataclass
 class _Departed:
-    """Members of a role that are no longer known by name. One that reports after all counts twice."""
+    """Sums of members of a role that are no longer kept by name. A member that reports again counts twice."""
 
     sums: Dict[str, float] = field(default_factory=dict)
-    began_s: List[float] = field(default_factory=list)  # the first one's, if any
+    began_s: List[float] = field(default_factory=list)  # of the first member, if known
     num_not_left: int = 0
 
     def add(self, member: Member) -> None:
@@ -132,8 +132,8 @@ class _Departed:
 class Members:
     """
     Overview:
-        A view of the members of a run, brought up to date by ``refresh``; costs one read of what is new, and one more
-        where something was. A report that cannot be read is passed over, with one warning: the next one says as much.
+        A view of a run's members, brought up to date by ``refresh``. A refresh costs one read, and one more if there
+        were new reports. Unreadable reports are skipped with one warning, because the next report has the same figures.
     """
 
     def __init__(self, store: Store) -> None:
@@ -142,7 +142,7 @@ class Members:
         self.by_id: Dict[str, Member] = {}
         self._departed: Dict[str, _Departed] = {}  # by role
         self._num_reports = 0
-        self._reported: Dict[str, int] = {}  # which one of them was a member's last
+        self._reported: Dict[str, int] = {}  # member id -> the number of its last report among all reports
         self._has_complained = False
 
     def refresh(self) -> Members:
@@ -157,11 +157,11 @@ class Members:
         return self
 
     def wait(self, timeout_s: float) -> None:
-        """Return as soon as somebody reports."""
+        """Return as soon as any member reports, or after ``timeout_s``."""
         self._read(max_entries=1, timeout_s=timeout_s)
 
     def _read(self, max_entries: int, timeout_s: float = 0.0) -> List[Entry]:
-        """Reports behind ``after``; of one that cannot be read none, and ``after`` is behind it."""
+        """Return reports behind ``after``. If one cannot be read, return none and move ``after`` behind it."""
         try:
             return self._store.read(STREAM, self.after, max_entries, timeout_s)
         except CorruptPayload as e:
@@ -174,7 +174,7 @@ class Members:
     def _see(self, entry: Entry) -> None:
         member = _member_of(entry.header)
         if member is None:
-            self._complain(f'entry {entry.id.number} of {STREAM!r} is no report of a member')
+            self._complain(f'entry {entry.id.number} of {STREAM!r} is not a report of a member')
             return
         self._num_reports += 1
         self._reported[member.id] = self._num_reports
@@ -185,7 +185,7 @@ class Members:
     def _complain(self, reason: str) -> None:
         if not self._has_complained:
             self._has_complained = True
-            logger.warning('members of run %r: %s; it is passed over', self._store.run, reason)
+            logger.warning('members of run %r: %s. The report is skipped', self._store.run, reason)
 
     def of(self, role: str, state: Optional[str] = None) -> List[Member]:
         return [m for m in self.by_id.values() if m.role == role and state in (None, m.state)]
@@ -198,8 +198,11 @@ class Members:
     ) -> Optional[Member]:
         """
         Overview:
-            One (of a role) that lives: of those who neither left nor failed the first to report within ``timeout_s``.
-            None when there is none; who was killed counts as alive by its last report, and does not report any more.
+            Return the first member that reports within ``timeout_s``, or None. Members that left or failed are not
+            watched. A killed member's last report still reads 'alive', so only a new report shows that it runs.
+        Arguments:
+            - role (:obj:`Optional[str]`): Watch members of this role only.
+            - where (:obj:`Callable`): Watch members only if this returns True for them.
         """
 
         def alive() -> List[Member]:
@@ -218,8 +221,8 @@ class Members:
     def wait_until_left(self, role: Optional[str] = None, silent_s: float = 3.0, timeout_s: float = 5.0) -> None:
         """
         Overview:
-            Wait until nobody (of a role) is in the run any more, for ``timeout_s`` at most. Who has not reported for
-            ``silent_s`` was killed, and is not waited for.
+            Wait until all members, or all of one role, have left, for ``timeout_s`` at most. If none of them has
+            reported for ``silent_s``, they were killed, and the wait ends.
         """
         silent_since, beats = time.monotonic(), -1
         deadline = silent_since + timeout_s
@@ -237,7 +240,8 @@ class Members:
     def wait_for_workers(self, parent: str, num: int, timeout_s: float) -> None:
         """
         Overview:
-            Wait until all workers of one parent process have joined, for ``timeout_s`` at most and while it lives.
+            Wait until ``num`` workers of one parent process have joined, for ``timeout_s`` at most. Return early if
+            this process's parent exits.
         """
         deadline, parent_pid = time.monotonic() + timeout_s, os.getppid()
         while time.monotonic() < deadline and os.getppid() == parent_pid:
@@ -246,13 +250,16 @@ class Members:
             self.wait(0.5)
 
     def policy_lag(self, name: str, version: int) -> int:
-        """This version of a policy less the oldest that a living collector uses of it."""
+        """Return ``version`` minus the oldest version of the policy that a running collector uses."""
         living = [m for m in self._heard() if m.role == 'collector' and not m.was_killed]
         held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
         return max(0, version - min(held, default=version))
 
     def _heard(self) -> Iterator[Member]:
-        """Who lives, the latest to report first: who is silent for ``SILENT_AFTER`` is judged by those before alone."""
+        """
+        Yield members that still report, the latest first. ``SILENT_AFTER`` judges each member by the number of members
+        that reported after it.
+        """
         latest = sorted(self.alive(), key=lambda member: -self._reported[member.id])
         for count, member in enumerate(latest, 1):
             if self._num_reports - self._reported[member.id] > SILENT_AFTER * count:
@@ -260,23 +267,23 @@ class Members:
             yield member
 
     def total(self, role: str, figure: str) -> float:
-        """Sum of one figure over all members that ever had this role, the dead included."""
+        """Sum one figure over all members that ever had this role, including those that left, failed or crashed."""
         return self._gone(role).sums.get(figure, 0) + sum(m.figures.get(figure, 0) for m in self.of(role))
 
     def began_s(self, role: str) -> Optional[float]:
-        """When the first of a role began."""
+        """Return when the first member of a role began, in seconds since the epoch."""
         began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures]
         return min(began + self._gone(role).began_s, default=None)
 
     def num_not_left(self, role: str) -> int:
-        """Members of a role that live, or were killed."""
+        """Return the number of members of a role that did not leave in order."""
         return len(self.of(role, 'alive')) + self._gone(role).num_not_left
 
     def _gone(self, role: str) -> _Departed:
         return self._departed.get(role, _Departed())
 
     def _forget_departed(self) -> None:
-        """Keep the sums of those that went long ago. Of roles that a run has once all stay: they are few."""
+        """Keep only sums of members that left long ago. All learners and evaluators stay, because they are few."""
         heard = {member.id for member in self._heard()}
         gone = [m for m in self.by_id.values() if m.id not in heard and m.role not in ('learner', 'evaluator')]
         gone.sort(key=lambda member: self._reported[member.id])
@@ -286,7 +293,7 @@ class Members:
 
 
 def _member_of(header: Mapping[str, Any]) -> Optional[Member]:
-    """The member that a report describes; None where a field is missing or is not what our processes write."""
+    """Return the member that a report describes, or None if a field is missing or has a wrong type."""
     if set(header) != set(_KINDS) or not all(is_one(header[name]) for name, is_one in _KINDS.items()):
         return None
     return Member(**header)
@@ -333,7 +340,7 @@ def _are_figures(value: Any) -> bool:
     )
 
 
-#: What each field of a report holds. Reports come from whatever can write to the store, and are shown on terminals.
+#: A check for each field of a report. Any client of the server can write reports, and terminals show them.
 _KINDS: Dict[str, Callable[[Any], bool]] = {
     'id': _is_text,
     'role': _is_text,

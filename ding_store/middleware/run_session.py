@@ -1,4 +1,4 @@
-"""One process's part in a run: its store, its reports, and the run's end."""
+"""The session of one process in a run: its store, its reports as a member, and the run's end."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ T = TypeVar('T')
 class RunSession:
     """
     Overview:
-        Opens the store when first used, reports the process to the run's members, and carries the run's end: whoever
-        says ``finish`` first gives the reason, and every member's waits end within a moment.
+        One process's session in a run. It opens the store at first use, reports the process in the ``members`` stream,
+        and handles the run's end. The first call of ``finish`` in the run sets the reason. Then every member's waits
+        end at once.
     Arguments:
         - config (:obj:`StoreConfig`): The flag's block.
-        - finished (:obj:`Callable`): Whether the process was told to finish by other means (``task.finish``).
-        - store (:obj:`Optional[Store]`): An open store, to be closed with the session; by default the config's.
-        - num_workers (:obj:`Callable`): How many workers this process's parent starts, itself included.
+        - finished (:obj:`Callable`): Returns True if the process must finish for another reason (``task.finish``).
+        - store (:obj:`Optional[Store]`): An open store, closed with the session. None: open the one in the config.
+        - num_workers (:obj:`Callable`): Returns how many workers the parent process starts, this one included.
     """
 
     def __init__(
@@ -72,20 +73,20 @@ class RunSession:
         self._closing = threading.Event()
         self._on_finish: list = []
         self.finish_reason: Optional[str] = None
-        self.failed = False  # the run, if it has ended
-        self.checkpointer: Any = None  # of all policies of this process
+        self.failed = False  # True: the run has ended, and it failed
+        self.checkpointer: Any = None  # one for all policies of this process
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
-        self.while_waiting: List[Callable[[], None]] = []  # called now and then
+        self.while_waiting: List[Callable[[], None]] = []  # called about every SLICE_S while ``wait_for`` waits
         self.has_replay = False  # this process has opened ``replay_path``
-        self.replays: List[StoreBuffer] = []  # that it made, in this order
-        self.is_server_full = False  # so that nobody can report
-        self._lost = False  # the store: this end is no orderly one
+        self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
+        self.is_server_full = False  # at its maxmemory: the server accepts no reports
+        self._lost = False  # the connection to the store failed, so this process did not end in order
         self.member: Optional[Member] = None
-        self.policy_versions: Dict[str, int] = {}  # in use here, or published last, by name
-        self.waited_s = 0.0  # in ``wait_for``, in all
-        self.acting_policy: Optional[str] = None  # whose version rows have
-        self._acts_by_order = True
+        self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
+        self.waited_s = 0.0  # total time in ``wait_for``
+        self.acting_policy: Optional[str] = None  # rows are marked with its version
+        self._acts_by_order = True  # it was the first policy, not one with acting=True
 
     @property
     def store(self) -> Store:
@@ -93,7 +94,8 @@ class RunSession:
             if self._store is None:
                 if self.config.allow_pickle:
                     logging.warning(
-                        'ding_store: store.allow_pickle is on: who may write to this run can run code in its learner'
+                        'ding_store: store.allow_pickle is on: every process that can write to this run can run code '
+                        'in its learner'
                     )
                 self._store = open_store(
                     self.config.url,
@@ -106,12 +108,13 @@ class RunSession:
     def join(self, role: str, node_id: int, address: Optional[str] = None, first_node: Optional[int] = None) -> Member:
         """
         Overview:
-            Become a member of the run, once; from now on this process reports itself and hears of the run's end.
+            Make this process a member of the run. It then reports itself and watches for the run's end. Later calls
+            return the same member.
         Arguments:
-            - first_node (:obj:`Optional[int]`): Node id of the first of the workers that were started with this one.
+            - first_node (:obj:`Optional[int]`): The lowest node id among the workers that were started together.
         Raises:
-            - ConfigError: Another job that lives has this run, or one that did not end in order ran another script; or
-              the run ended while this process, which was to join it, started.
+            - ConfigError: Another running job has this run's name, or the run failed earlier with another script. Also
+              if the run ended while this process was starting to join it.
         """
         if self.member is None:
             self._check_joined()
@@ -130,18 +133,18 @@ class RunSession:
 
     def _check_joined(self) -> None:
         """
-        A script may take long until it comes here. A run that is retired by then would begin anew with this process
-        alone; one whose server lost its memory goes on, and its members report themselves.
+        Raise ConfigError if the run was deleted while this process started, which would begin it anew with one member.
+        If its server only lost its memory, the run continues and its members report themselves.
         """
         epoch = os.environ.get(ENV_JOINED)
         stream = self.store.stream_info(STREAM) if epoch is not None else None
         if epoch is None or (stream is not None and stream.epoch == epoch) or self.store.get(FINISH) is not None:
             return
         if Members(self.store).reporting(None, silence_s(self.config.heartbeat_s)) is None:
-            raise ConfigError(f'run {self.store.run!r} ended while this process started; to begin it anew, say --wait')
+            raise ConfigError(f'run {self.store.run!r} ended while this process started. To start it anew, use --wait.')
 
     def _hear_of_own_end(self) -> bool:
-        """A worker that comes after its own run has ended, as one of ``ditask``'s may, has nothing left to do."""
+        """Finish at once if the run of this worker's parent has ended already, as may happen with ``ditask``."""
         end, parent = end_of(self.store), parent_process()
         if end is None or parent is None or end.parent != parent:
             return False
@@ -149,45 +152,48 @@ class RunSession:
         return True
 
     def watch(self) -> None:
-        """Hear of the run's end, and report this member if it is one; ``join`` does this."""
+        """Start the thread that watches for the run's end and reports this member. ``join`` calls this."""
         self._thread = threading.Thread(target=self._watch, name='ding_store-session', daemon=True)
         self._thread.start()
 
     def figures(self, **figures: Any) -> None:
-        """Set figures of this member; they travel with its next report."""
+        """Set figures of this member. Its next report contains them."""
         if self.member is not None:
-            # A new dict, since the session's thread may be going through the old one for a report.
+            # A new dict, because the session's thread may be reading the old one for a report.
             self.member.figures = {**self.member.figures, **figures}
 
     def add_policy(self, name: str, acting: Optional[bool] = None) -> None:
         """
         Overview:
-            A policy whose weights this process publishes or loads. The acting one is who says so, else the first that
-            does not say the contrary.
+            Register a policy that this process publishes or loads. The acting policy is the one with ``acting=True``.
+            Without one, it is the first policy with ``acting=None``.
         Raises:
-            - ConfigError: Two say so.
+            - ConfigError: Another policy of this process has ``acting=True``.
         """
         if acting and not self._acts_by_order and self.acting_policy != name:
-            raise ConfigError(f'acting=True of {name!r}: policy {self.acting_policy!r} acts in this process already')
+            raise ConfigError(
+                f'acting=True is set for two policies of this process: {self.acting_policy!r} and {name!r}. Set it for '
+                'one of them.'
+            )
         if acting or (acting is None and self.acting_policy is None):
             self.acting_policy, self._acts_by_order = name, not acting
         self.policy_versions.setdefault(name, 0)
 
     def set_policy_version(self, name: str, version: int, **figures: Any) -> None:
-        """It is this process's figure under its name; with those given also without one, if the policy acts."""
+        """Report a policy's version. If it is the acting policy, report ``figures`` and ``policy_version`` as well."""
         self.policy_versions = {**self.policy_versions, name: version}
         own = dict(figures, policy_version=version) if name == self.acting_policy else {}
         self.figures(policy_versions=self.policy_versions, **own)
 
     def count_versions_from(self, versions: Mapping[str, int]) -> None:
-        """A learner that was started again: what it publishes is newer than these, also if the store has forgotten."""
+        """Publish versions above these from now on, for a restarted learner whose store may have lost its memory."""
         newest = {name: max(version, self.policy_versions.get(name, 0)) for name, version in versions.items()}
         self.policy_versions = {**self.policy_versions, **newest}
 
     # The run's end
 
     def finish(self, reason: str, failed: bool = False) -> None:
-        """Tell every member that the run is over. The first reason stays; what is left of a failed run is kept."""
+        """End the run for every member. The first reason is kept, and so is the data of a run that failed."""
         if self.finish_reason is not None:
             return
         try:
@@ -199,18 +205,18 @@ class RunSession:
         self._finish(reason, failed)
 
     def finish_here(self, reason: str) -> None:
-        """A failed end that the store could not be told of: for this process alone."""
+        """End the run as failed for this process alone, because the store cannot be reached."""
         self._finish(reason, failed=True)
 
     def on_finish(self, call: Callable[[str], None]) -> None:
-        """Call ``call(reason)`` when the run ends, from the session's thread."""
+        """Call ``call(reason)`` from the session's thread when the run ends, or now if it has ended."""
         self._on_finish.append(call)
         if self.finish_reason is not None:
             call(self.finish_reason)
 
     @property
     def replay_path(self) -> Optional[str]:
-        """Where the learner's replay is kept; None: nowhere."""
+        """The path of the learner's replay, or None if it is not kept."""
         path = None if self.config.buffer_path is None else os.fspath(self.config.buffer_path)
         if self.config.checkpoint is None:
             return path
@@ -248,39 +254,42 @@ class RunSession:
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
             except StoreError as error:
-                # Another thread of this process is writing to a server that is away, or nobody knows whether a full one
-                # has this report: the next has all.
+                # Another thread of this process is writing to a server that is away, or a full server may or may not
+                # have this report. Either way the next report contains everything.
                 if isinstance(error, StoreTimeout) or (isinstance(error, AppendUnsettled) and error.needs_room):
                     if isinstance(error.__cause__, ServerFull):
                         self.note_full(error)
                     continue
                 if self._closing.is_set():
                     return
-                logging.error(f'ding_store: {error}; the run ends here for this process')
+                logging.error(f'ding_store: {error}; this process leaves the run')
                 self._lost = True
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
 
     def _is_retired(self) -> bool:
-        """After its end. Asked in passing, so that nothing is announced again before it is known."""
+        """
+        Return True if the data of the ended run was deleted. The call does not block and resends nothing, because a
+        resent entry would begin a stream of the deleted run anew.
+        """
         with best_effort(self.store):
             return self.store.get(FINISH) is None
         return False
 
     def _report(self, *state: str) -> None:
-        """Outside of the thread that does it again and again: at maxmemory others see that later, or not."""
+        """Report this member once, outside of the session's thread. If the server is full, the report may be lost."""
         assert self.member is not None
         try:
             self.member.report(self.store, *state)
         except ServerFull as error:
             self.note_full(error)
-        except (AppendUnsettled, StoreClosed) as error:  # the run may be retired
+        except (AppendUnsettled, StoreClosed) as error:  # the run may have been deleted
             if isinstance(error, AppendUnsettled) and not error.needs_room:
                 raise
             logging.info(f'ding_store: {error}')
 
     def note_full(self, error: StoreError) -> None:
-        """What could not be said now will be said later; one warning until this process could report again."""
+        """Remember that the server is full. Log one warning until a report of this process succeeds again."""
         if not self.is_server_full:
             self.is_server_full = True
             logging.warning(f'ding_store: {error}; the run goes on as far as it can')
@@ -290,10 +299,12 @@ class RunSession:
     def wait_for(self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None) -> Optional[T]:
         """
         Overview:
-            Repeat ``attempt(timeout_s)`` until it returns something, or the run ends (then None). Says what it waits
-            for every ``wait_warn_s``; a ``role`` that was there and died is waited for ``peer_timeout_s``.
+            Repeat ``attempt(timeout_s)`` until it returns a value or the run ends. Return None in the second case. Log
+            ``what`` every ``wait_warn_s`` while it waits.
+        Arguments:
+            - role (:obj:`Optional[str]`): The role that this wait depends on.
         Raises:
-            - StoreTimeout: The role that this wait depends on is dead.
+            - StoreTimeout: Members of ``role`` have been silent for ``peer_timeout_s``.
         """
         begin = warned = looked = time.monotonic()
         peers = None
@@ -323,9 +334,9 @@ class RunSession:
     def leave(self, failed: bool = False) -> None:
         """
         Overview:
-            Report the last figures, and report no more. A learner or evaluator that leaves ends the run.
+            Send the last report of this member. If it is a learner or evaluator, this ends the run.
         Arguments:
-            - failed (:obj:`bool`): Also where it had finished.
+            - failed (:obj:`bool`): Report a failure even if the run has ended.
         """
         if self.member is None or self._closing.is_set():
             return
@@ -338,18 +349,18 @@ class RunSession:
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', self.finish_reason or '')
-        self.store.close_for_writing()  # Once all have left the run is retired.
+        self.store.close_for_writing()  # The run is deleted once all members have left: a later entry would revive it.
 
     @property
     def is_started_again(self) -> bool:
-        """Whether a launcher may start this process again when it fails: it then says whether the run goes on."""
+        """True if a launcher may restart this process after a failure. Then the launcher decides if the run ends."""
         return self.config.checkpoint is not None and ENV_LAUNCHED in os.environ and not self.finished
 
     def close(self) -> None:
         """
         Overview:
-            Leave, and close the store. After a run that ended in order its learner also deletes the run's data, once
-            everybody has left.
+            Leave the run and close the store. If the run ended in order, its learner also deletes the run's data, once
+            all members have left.
         """
         atexit.unregister(self.close)
         with self._lock:
@@ -370,7 +381,7 @@ class RunSession:
             store.close()
 
     def _wait_for_late_workers(self) -> None:
-        """A short run may end before the last of ``ditask``'s workers has started: it must find this run's end."""
+        """Wait until all of ``ditask``'s workers have joined, because a late one must still find the run's end."""
         if self.member is not None and self.member.parent is not None:
             members = Members(self.store)
             members.wait_for_workers(self.member.parent, self._num_workers(), self.config.peer_timeout_s)

@@ -252,7 +252,7 @@ def test_what_one_script_left_is_not_taken_up_by_another(tmp_path, was_killed):
 
     eventually(is_judged_by_script, 'all of the first have left')
     assert f"run 'r' was of {Path(TINY).stem}" in said[-1]
-    assert 'this is other: name it with --run NAME' in said[-1]
+    assert 'this is other. Name this run with --run NAME' in said[-1]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
         assert run.wait() == 0, run.text
     assert ('had failed' in run.text) != was_killed, 'its end was not forgotten by who was refused'

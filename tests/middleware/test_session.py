@@ -309,7 +309,7 @@ def test_a_report_that_cannot_be_read_hides_no_other(redis_server, caplog):
         members = Members(store)
         assert members.reporting('evaluator', 0.0) is None
         assert set(members.by_id) == {'1', '3', '6'}
-        assert len([record for record in caplog.records if 'passed over' in record.message]) == 1
+        assert len([record for record in caplog.records if 'is skipped' in record.message]) == 1
 
 
 def test_finish_reaches_every_member_and_the_first_reason_stays(member):
@@ -571,7 +571,7 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
     start('/a/qbert.py', '--config', 'x')  # z was the other's
     start('/b/qbert.py', '--seed', '1')
     for argv in (['/a/pong.py'], ['/a/qbert.py', '--config=y']):
-        with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y): name it'):
+        with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y)\. Name this run'):
             start(*argv)
         assert (store.get(FINISH) is not None) is has_failed, 'whose end is not forgotten'
     start('/usr/bin/ditask')  # which nobody knows, and so forgets nothing
