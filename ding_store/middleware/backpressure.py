@@ -1,4 +1,4 @@
-"""How far collectors are ahead of the learner: what keeps train iterations per env step the pipeline's own."""
+"""Backpressure: bounds how far collectors are ahead of the learner, to keep train iterations per env step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Optional
 from ding_store.middleware.foreign import fields_of, is_count, is_number
 from ding_store.storage.base import EntryId, Header, Store, Value
 
-#: The learner's news, once per iteration: ``ingested``, the last entry that it took, and its counts.
+#: A value that the learner writes once per iteration: ``ingested``, the last entry that it read, and its counts.
 PROGRESS = 'progress'
 
 
@@ -23,10 +23,10 @@ def _is_place(field: Any) -> bool:
 class Backpressure:
     """
     Overview:
-        One collector's view: its last entry, and the last one that the learner took. Entries of all collectors count,
-        since their numbers are of one stream.
+        The distance between one collector's last entry and the last one that the learner read. Entries of all
+        collectors count, because one stream numbers them.
     Arguments:
-        - max_lead (:obj:`int`): How many entries the collectors, together, may be ahead.
+        - max_lead (:obj:`int`): How many entries all collectors together may be ahead.
     """
 
     def __init__(self, store: Store, max_lead: int) -> None:
@@ -40,7 +40,7 @@ class Backpressure:
         self._appended = entry_id
 
     def caught_up(self, timeout_s: float) -> Optional[bool]:
-        """True when the lead is within bounds; waits for news if it is not, and then None when none came."""
+        """Return True if the lead is within bounds. If not, wait for progress, and return None if it is still not."""
         if self._is_within_bounds():
             return True
         value = self._store.get(PROGRESS, self._version, timeout_s)
@@ -51,15 +51,15 @@ class Backpressure:
         if progress is None:
             return None
         ingested = EntryId(*progress['ingested'])
-        # Word of a learner that was thought dead may come after that of its successor: the later one stays.
+        # Progress of a learner that was presumed crashed may arrive after its successor's. The later entry counts.
         is_late = self._ingested is not None and ingested.epoch == self._ingested.epoch and ingested < self._ingested
         if not is_late:
             self._ingested = ingested
         return True if self._is_within_bounds() or not self._is_comparable() else None
 
     def _is_comparable(self) -> bool:
-        # Numbers of two lives of the server are not. Which of the two is the later one nobody knows, but a learner
-        # with news lives: one more chunk for each of its iterations, and that chunk is of the server's present life.
+        # Numbers of two server generations cannot be compared, and neither epoch shows which one is later. But progress
+        # shows that the learner runs, so it permits one more chunk, which gets an id of the present generation.
         return self._appended is None or self._ingested is None or self._appended.epoch == self._ingested.epoch
 
     def _is_within_bounds(self) -> bool:

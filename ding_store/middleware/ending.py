@@ -1,4 +1,4 @@
-"""The end of a run: where it is said, how its data goes, and how the next of its name makes way for itself."""
+"""The end of a run: the values that announce it, the deletion of its data, and the start of a run of the same name."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Header, Store
 
 FINISH, RETIRE = 'finish', 'retire'
-#: Who clears a run waits some seconds at most for its members to leave; who has not done it by then was killed.
+#: A process that clears a run waits a few seconds for its members. After this time it counts as killed.
 CLEAR_S = 30.0
-#: A value while the learner makes checkpoints: who died may be started again.
+#: A value that exists while the learner makes checkpoints. Crashed processes may then be restarted.
 CHECKPOINTS = 'checkpoints'
 
 
 class End(NamedTuple):
-    """How a run ended."""
+    """The end of a run, as its value says it."""
 
     reason: str
     failed: bool
-    parent: Any = None  # see ``members.parent_process``, of the process that ended it
+    parent: Any = None  # ``members.parent_process`` of the process that ended it
 
 
 def end_of(store: Store, timeout_s: float = 0.0) -> Optional[End]:
@@ -48,12 +48,12 @@ def end_of(store: Store, timeout_s: float = 0.0) -> Optional[End]:
 
 
 def checkpoints_of(store: Store) -> Optional[Header]:
-    """What the learner says of its checkpoints, where it makes some."""
+    """Return what the learner published about its checkpoints, or None."""
     return fields_of(store.get(CHECKPOINTS), {'path': is_text, 'max_restarts': is_count})
 
 
 def is_failing() -> bool:
-    """For ``task.stop``: whether an exception ends the task, other than of a script that exits in order."""
+    """Return True if an exception ends the task, other than ``SystemExit`` with code 0. For ``task.stop``."""
     error = sys.exc_info()[1]
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
@@ -61,7 +61,7 @@ def is_failing() -> bool:
 def retire(store: Store, heartbeat_s: float) -> None:
     """
     Overview:
-        Delete all data of a run that ended in order, once its members have left. Its name is then free for the next.
+        Delete all data of a run that ended in order, once its members have left. Its name is then free for a new run.
     """
     wait_until_left(store, heartbeat_s)
     store.retire(last=(FINISH, RETIRE))
@@ -72,25 +72,25 @@ def wait_until_left(store: Store, heartbeat_s: float) -> None:
 
 
 def silence_s(heartbeat_s: float) -> float:
-    """How long a member may be silent that lives."""
+    """Return how many seconds a running member may take between two reports."""
     return max(3 * heartbeat_s, 2.0)
 
 
 def clear_ended_run(store: Store, config: StoreConfig) -> None:
     """
     Overview:
-        Make way for a new run where an earlier one of this name has ended: all of its data if it ended in order, only
-        its end if it failed, so that its experience is taken up again.
+        Prepare the store for a new run if an earlier one of this name has ended. If that one ended in order, delete all
+        its data. If it failed, delete only its end, so that the new run continues with its experience.
     """
     end, claim, gone_at = end_of(store), 0, 0.0
     while end is not None:
         is_gone = claim > 0 and time.monotonic() >= gone_at
         if is_gone:
-            logging.warning(f'ding_store: who was clearing run {store.run!r} is gone; doing it again')
+            logging.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
         try:
             store.put(RETIRE, {}, {}, expected_version=claim if is_gone else 0)
         except VersionConflict:
-            pass  # another process does it: wait for the end to vanish
+            pass  # another process clears the run: wait until FINISH is deleted
         else:
             if end.failed:
                 logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
@@ -108,13 +108,13 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
 
 
 def _finish_checkpoints(store: Store, reason: str) -> None:
-    """A learner that was killed after the end of its run could not say in its directory that this had come."""
+    """Mark the run's checkpoint directory as finished, in case its learner was killed before it could do that."""
     said = checkpoints_of(store)
     if said is None:
         return
-    from ding_store.checkpoint import CheckpointDir  # torch, which not everybody here needs
+    from ding_store.checkpoint import CheckpointDir  # imports torch, which some callers do not need
 
     directory = CheckpointDir(said['path'])
-    with contextlib.suppress(CorruptPayload):  # The learner will say so.
-        if directory.run == said.get('run'):  # else it is of another run, or not on this host
+    with contextlib.suppress(CorruptPayload):  # The next learner reports it.
+        if directory.run == said.get('run'):  # else it belongs to another run, or is on another host
             directory.finish(reason)

@@ -1,4 +1,4 @@
-"""The learner's loop at a ratio of samples to inserts: what it takes from the stream, and when it trains."""
+"""Samples-per-insert ratio of the learner's loop: decides when it inserts a chunk and when it trains."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.storage.base import Entry
 
-#: So many iterations in which nothing was taken and nothing was trained are a deadlock.
+#: After this many iterations without an insert and without training, the loop is in a deadlock.
 _MAX_IDLE = 100
 
 
 class InsertRatio(RateLimiter):
     """
     Overview:
-        A rate limiter for a loop that inserts and samples in one thread, where neither may wait for the other: the loop
-        asks before it takes a chunk, and a sample that is not allowed is a shortage, which all fetchers know.
+        A rate limiter for a loop that inserts and samples in one thread, where neither may wait for the other. The loop
+        calls ``may_insert`` before it inserts a chunk. A sample that is not allowed raises NotEnoughData, which all
+        fetchers handle.
     """
 
     _is_over = False
 
     def end(self) -> None:
-        """The run is over: what was collected until now may be inserted, whatever the ratio."""
+        """Allow every insert from now on, because the run is over and its last chunks must go into the replay."""
         with self._changed:
             self._is_over, self.max_insert = True, sys.maxsize
 
@@ -36,12 +37,12 @@ class InsertRatio(RateLimiter):
             return self._can_insert(num_rows)
 
     def may_sample(self) -> bool:
-        """Whether a whole batch may be sampled."""
+        """Return True if a whole batch may be sampled now."""
         with self._changed:
             return self._can_sample(self.max_sample)
 
     def _count_sample(self, num_rows: int, timeout_s: Optional[float], counted: List[int]) -> None:
-        """Never waits; raises NotEnoughData where so many rows may not be sampled now."""
+        """Count a sample without waiting. Raise NotEnoughData if so many rows may not be sampled now."""
         try:
             super()._count_sample(num_rows, 0.0, counted)
         except StoreTimeout as e:
@@ -54,28 +55,29 @@ class InsertRatio(RateLimiter):
 def pace_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     """
     Overview:
-        What the flag's block says of the ratio, for a policy's batches; None: nothing.
+        Return a limiter for the config's ratio and the policy's batch size. Return None if the config has neither
+        ``samples_per_insert`` nor ``min_size_to_sample``.
     Raises:
-        - ConfigError: The tolerance is smaller than one batch, or one row's samples.
+        - ConfigError: ``error_buffer`` is smaller than one batch, or than one row's samples.
     """
     ratio = config.samples_per_insert
     if ratio is None and config.min_size_to_sample == 1:
-        return None  # without a look at the policy: a pusher needs no learner's settings
+        return None  # before cfg.policy.learn is read: a cfg for a pusher alone need not have it
     batch_size = cfg.policy.learn.batch_size
     if ratio is not None and config.error_buffer is not None and config.error_buffer < batch_size:
         raise ConfigError(
-            f'store.error_buffer ({config.error_buffer:g}) must be at least policy.learn.batch_size ({batch_size}): '
-            'no batch could ever be sampled'
+            f'store.error_buffer ({config.error_buffer:g}) must be at least policy.learn.batch_size ({batch_size}). '
+            'Raise it, or no batch could ever be sampled.'
         )
     tolerance = float('inf') if config.error_buffer is None else config.error_buffer
-    # Fewer rows make no batch, whatever the ratio, and inserts must not end before there are so many.
+    # A batch needs at least ``batch_size`` rows, so inserts must not be stopped before there are so many.
     least = max(config.min_size_to_sample, batch_size)
     largest = sys.maxsize if ratio is None else max(1, int(tolerance / ratio))
     return InsertRatio(least, ratio, tolerance, largest, batch_size, timeout_s=0.0)
 
 
 def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
-    """What the flag's block says of the ratio has no effect, if it says anything."""
+    """Log a warning if the config sets a ratio or a minimum size, which have no effect here because of ``reason``."""
     if config.samples_per_insert is not None or config.min_size_to_sample > 1:
         logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
 
@@ -83,8 +85,8 @@ def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
 class RatioReadAhead:
     """
     Overview:
-        Hands out the chunks of a feed one by one, as the pace lets them in. One that may not be inserted yet stays
-        unacked in the stream: collectors are no further ahead of it than they may be, and the learner trains.
+        Hands out the chunks of a read-ahead one by one, when the ratio allows their insert. A chunk that must wait
+        stays unacknowledged in the stream. Collectors then stop at their maximum lead, and the learner trains.
     """
 
     def __init__(self, read_ahead: ReadAhead, pace: InsertRatio) -> None:
@@ -97,20 +99,23 @@ class RatioReadAhead:
 
     @property
     def is_holding(self) -> bool:
-        """Whether a chunk was taken from the feed, and not let in yet."""
+        """True while a chunk that was taken from the read-ahead waits until it may be inserted."""
         return self._held is not None
 
     def begin(self, train_iter: int) -> None:
-        """An iteration begins: what is waited for in it depends on whether the last one trained."""
+        """Begin an iteration. ``take`` does not wait for a chunk if the last one trained and a batch may be sampled."""
         self._may_train = self._train_iter not in (-1, train_iter) and self.pace.may_sample()
         self._train_iter = train_iter
 
     def take(self, timeout_s: float) -> Optional[List[Entry]]:
         """
+        Overview:
+            Return the next chunk if it may be inserted.
         Returns:
-            - entries (:obj:`Optional[list]`): One, or none: train on what there is. None: nothing came in time.
+            - entries (:obj:`Optional[list]`): One chunk. Empty: train on the rows in the replay. None: no chunk came in
+              time.
         Raises:
-            - StoreTimeout: The policy does not train on what there is, and no more may be inserted before it does.
+            - StoreTimeout: The policy does not train, and no chunk may be inserted before it does.
         """
         if self._held is None:
             taken = self._read_ahead.take(1, 0.0 if self._may_train else timeout_s)
@@ -125,7 +130,7 @@ class RatioReadAhead:
         return self.rest()
 
     def rest(self) -> List[Entry]:
-        """The chunk that was taken from the feed, and is held until it may be inserted."""
+        """Return the held chunk, if there is one, and hold it no longer."""
         held, self._held = self._held, None
         return [] if held is None else [held]
 
@@ -141,13 +146,13 @@ class RatioReadAhead:
         self._num_idle = 0 if self._may_train else self._num_idle + 1
         if self._num_idle > _MAX_IDLE:
             raise StoreTimeout(
-                f'nothing is inserted before the policy trains, and it has not in {_MAX_IDLE} iterations: {self.pace}; '
-                'raise store.error_buffer, or lower store.samples_per_insert'
+                f'no chunk may be inserted before the policy trains, and it has not in {_MAX_IDLE} iterations: '
+                f'{self.pace}. Raise store.error_buffer, or lower store.samples_per_insert.'
             )
 
 
 def num_elements(entry: Entry) -> int:
-    """What a chunk is in the buffer: of episodes each is one. 0: this is no chunk, which who takes it will find."""
+    """Return how many buffer elements a chunk makes, where an episode is one. 0: malformed, as ``check`` will find."""
     header = entry.header
     lengths, rows = header.get('lengths'), header.get('rows')
     if header.get('kind') == 'episodes':

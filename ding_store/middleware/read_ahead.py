@@ -1,4 +1,4 @@
-"""Entries read ahead of their use, in a thread: the learner takes what is there already."""
+"""Read-ahead of a stream in a thread, so that the learner finds entries in memory."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from ding_store.errors import StoreClosed
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
 
-#: A read returns as soon as there is an entry; this only bounds how long a thread sleeps in one call.
+#: The longest time that one read sleeps. It returns earlier as soon as there is an entry.
 READ_S = 2.0
 
 
 class ReadAhead:
     """
     Overview:
-        Follows a reader in a thread and reads on while it holds fewer than ``max_entries`` decoded entries, of at most
-        half of ``max_bytes``: it then holds no more than twice of the one, and no more than the other while entries are
-        no larger than those before.
+        A thread that reads entries from a reader before they are needed. It reads while it holds fewer than
+        ``max_entries`` entries and at most half of ``max_bytes``. It can hold up to twice ``max_entries``. It stays
+        within ``max_bytes`` while new entries are no larger than earlier ones.
     Arguments:
-        - size_of (:obj:`Callable`): Bytes that an entry counts for; by default those of its arrays.
+        - size_of (:obj:`Callable`): Returns the bytes that an entry counts for. Default: the size of its arrays.
     Attributes:
-        - num_bytes (:obj:`int`): What is held counts for.
+        - num_bytes (:obj:`int`): Bytes that the held entries count for.
     Raises (take):
-        - Exception: What ended the thread, whatever it was: nobody else would ever hear of it.
+        - Exception: The error that ended the thread. No other call raises it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ReadAhead:
         self._reader = reader
         self._size_of = size_of or _bytes_of
         self._max_entries, self._max_bytes = max_entries, max_bytes
-        self.num_bytes = self._largest = 0  # the latter: of any entry
+        self.num_bytes = self._largest = 0  # the latter: bytes of the largest entry so far
         self._entries: Deque[Entry] = deque()
         self._looked_at: Optional[EntryId] = None
         self._news = threading.Condition()
@@ -48,16 +48,16 @@ class ReadAhead:
         self._thread.start()
 
     def __len__(self) -> int:
-        """How many there are to be taken without waiting."""
+        """Return how many entries ``take`` can return without waiting."""
         return len(self._entries)
 
     def passed(self) -> Optional[EntryId]:
-        """The last entry that was looked at; None while some of those that came are not taken."""
+        """Return the id up to which the reader has read, or None while entries wait to be taken."""
         with self._news:
             return None if self._entries else self._looked_at
 
     def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
-        """Up to ``max_entries`` in order; waits for the first; empty when none came in time, or after ``wake``."""
+        """Return up to ``max_entries`` in order, waiting for the first. Empty after the timeout or ``wake``."""
         with self._news:
             self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
             if self._error and not self._entries:
@@ -68,25 +68,25 @@ class ReadAhead:
         return taken
 
     def wake(self) -> None:
-        """End the waits: nothing more is wanted. The thread ends with its present read."""
+        """End all waits. The thread stops after its present read."""
         with self._news:
             self._closed = True
             self._news.notify_all()
 
     def rest(self) -> List[Entry]:
-        """After ``wake``: what was read and not taken, and what is in the stream now."""
+        """Return the entries that were read and not taken, then those in the stream now. Call ``wake`` first."""
         self._thread.join(timeout=READ_S + 1.0)
         with self._news:
             rest, self._entries = list(self._entries), deque()
-        # A reader serves one thread at a time.
+        # Only one thread at a time may use a reader.
         return rest if self._thread.is_alive() else rest + self._reader.read(max_entries=10_000)
 
     def _room(self) -> int:
-        """How many entries to read now."""
+        """Return how many entries the thread may read now."""
         if len(self._entries) >= self._max_entries or self.num_bytes > self._max_bytes // 2:
             return 0
         if self._largest == 0:
-            return 1  # It tells how large they are.
+            return 1  # the first entry shows how large they are
         fitting = (self._max_bytes - self.num_bytes) // self._largest
         return max(1, min(self._max_entries, fitting))
 
@@ -104,7 +104,7 @@ class ReadAhead:
                     self._news.wait_for(lambda: self._room() > 0 or self._closed)
         except StoreClosed:
             self.wake()
-        except Exception as error:  # noqa: BLE001 - it is raised where entries are taken
+        except Exception as error:  # noqa: BLE001 - ``take`` raises it
             with self._news:
                 self._error = error
                 self._news.notify_all()

@@ -1,4 +1,4 @@
-"""Waiting for others of a run, and not waiting for a server that is away."""
+"""Waits for other members of a run, and calls that do not wait for a server that is away."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ding_store.errors import StoreDenied, StoreTimeout, StoreUnavailable
 from ding_store.middleware.members import Member, Members
 from ding_store.storage.base import Store
 
-#: Waits look at the task's own finish flag this often; news from the store wakes them at once.
+#: How often a wait checks the task's finish flag. A change in the store ends the wait at once.
 SLICE_S = 0.5
 
 
@@ -18,15 +18,17 @@ SLICE_S = 0.5
 def best_effort(store: Store) -> Iterator[None]:
     """
     Overview:
-        For what a loop says to the store while it has better to do than to wait for it: where the server is away, or
-        goes away meanwhile, the rest of the block is left out. Whoever uses this says it again later.
+        Run a block of store calls without waiting for a server that is away. If the server is away or goes away, skip
+        the rest of the block. The caller must repeat the calls later.
+    Raises:
+        - StoreDenied: The server refuses this client, which waiting does not change.
     """
     try:
         with store.nonblocking():
             yield
-    except StoreUnavailable as error:  # which the connection has logged
+    except StoreUnavailable as error:  # logged by the connection
         if isinstance(error, StoreDenied) or isinstance(error.__cause__, StoreDenied):
-            raise  # later would be no better
+            raise  # a retry would be refused as well
 
 
 class PeerWatch:
@@ -87,6 +89,6 @@ class PeerWatch:
         if silent >= limit:
             raise StoreTimeout(
                 f'{last.title} is {last.state if last.state != "alive" else "silent"} and was not started again within '
-                f'{limit:.0f} s (store.peer_timeout_s); the run is kept, start it again to go on'
+                f'{limit:.0f} s (store.peer_timeout_s). Start the run again to continue: its data is kept.'
             )
         return f'; {last.title} has gone silent, start it again within {limit - silent:.0f} s and the run goes on'
