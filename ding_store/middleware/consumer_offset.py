@@ -1,4 +1,4 @@
-"""How far a learner is in its run's experience: committed with the rows that it made of it, so that both survive."""
+"""The learner's consumer offset in the experience stream, committed with the rows so that both survive together."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ from ding_store.storage.exactly_once.reader import Reader
 if TYPE_CHECKING:
     from ding_store.middleware.ingest_plan import Replay
 
-#: The leaf that says whose steps belong together: DI-engine's, another one for each episode of a collector.
+#: DI-engine's leaf that groups the steps of one environment or episode of a collector.
 ENV_ID = 'env_data_id'
-#: Where it has which run of its collector it is, above the collector's own number.
+#: Bits of ``env_data_id`` above the collector's ordinal. They change after each loss, see ``take``.
 _RUN_BITS, _MAX_RUNS = 48, 1 << 15
 
 
-#: So many writers at a time fill half of the note that is committed with rows.
+#: The marks of this many writers fill half of the note that is committed with rows.
 MANY_WRITERS = 8000
 
 
 class ConsumerOffset:
     """
     Overview:
-        Counts what was taken of the stream. With ``keep_in`` the replay becomes a table with a path, and the counts and
-        the writers' marks are its note: a learner that is started again goes on behind the last row that is in it.
+        Counts the entries that the learner took from the stream. With ``keep_in`` the replay becomes a table with a
+        path, and the counts and the writers' marks are its note. A restarted learner then continues behind the last
+        entry with rows in the table.
     Attributes:
-        - marks (:obj:`Dict[str, int]`): writer -> highest sequence that was taken.
-        - runs (:obj:`Dict[str, int]`): writer -> the sequence behind its last loss; see ``take``.
-        - num_epochs (:obj:`int`): Of the stream, that entries were taken of.
-        - policy_versions (:obj:`Dict[str, int]`): The newest that entries were collected with, by name.
-        - cursor (:obj:`Optional[EntryId]`): The last entry that was taken.
-        - num_rows, num_chunks, env_step, env_episode (:obj:`int`): In all lives of the learner.
-        - is_resumed (:obj:`bool`): Whether there were lives before this one.
+        - marks (:obj:`Dict[str, int]`): writer -> highest sequence number taken.
+        - runs (:obj:`Dict[str, int]`): writer -> the first sequence number after its last loss, see ``take``.
+        - num_epochs (:obj:`int`): Number of epochs of the stream that entries were taken from.
+        - policy_versions (:obj:`Dict[str, int]`): policy -> the newest version that collected an entry.
+        - cursor (:obj:`Optional[EntryId]`): The last entry taken.
+        - num_rows, num_chunks, env_step, env_episode (:obj:`int`): Totals, earlier learner processes included.
+        - is_resumed (:obj:`bool`): True if the counts continue those of an earlier learner process.
     """
 
     def __init__(self) -> None:
@@ -51,28 +52,30 @@ class ConsumerOffset:
         self.is_resumed = False
         self._replay: Optional[Replay] = None
         self._run = ''
-        self._heads: Dict[str, Any] = {}  # of the reader of the life before this one
+        self._heads: Dict[str, Any] = {}  # how far each writer was, from the reader of the earlier learner process
         self._reader: Optional[Reader] = None
         self._has_warned = False
 
     def keep_in(self, replay: Replay, path: str, run: Optional[str]) -> None:
         """
+        Overview:
+            Keep the replay's rows in a table with a path, and continue at the offset that was committed there.
         Arguments:
-            - path (:obj:`str`): Of the table, unless the buffer has one.
-            - run (:obj:`Optional[str]`): Rows of another run, which has ended, are deleted. None: without checkpoints
-              rows survive, but no position, since the model does not either.
+            - path (:obj:`str`): The table's directory, unless the buffer has one.
+            - run (:obj:`Optional[str]`): The name of this run in the checkpoint directory. Rows of another run are
+              deleted. None: there are no checkpoints, so rows survive but the offset does not, like the model.
         """
         buffer_ = replay.buffer
         if not isinstance(buffer_, StoreBuffer):
             logging.warning(
-                f'ding_store: the replay is a {type(buffer_).__name__} and goes with its process: a learner that '
-                'is started again has its model, but no experience'
+                f'ding_store: the replay is a {type(buffer_).__name__} and is lost with its process. A restarted '
+                'learner has its model, but no experience. Use a StoreBuffer (parts.DequeBuffer) to keep both'
             )
             return
         if buffer_._middleware:
             logging.warning(
-                'ding_store: the buffer has middleware, so elements are pushed one by one: a learner that is killed in '
-                'the middle of a chunk has a part of it twice when it is started again'
+                'ding_store: the buffer has middleware, so elements are pushed one by one. If the learner is killed '
+                'in the middle of a chunk, it has a part of the chunk twice after its restart'
             )
         if buffer_.table.table_dir is None:
             buffer_.keep_in(path)
@@ -80,26 +83,27 @@ class ConsumerOffset:
             return
         self._replay, self._run = replay, run
         if not is_of_run(buffer_, run):
-            logging.info(f'ding_store: deleting {buffer_.count()} rows of the run before')
+            logging.info(f'ding_store: deleting {buffer_.count()} rows of the previous run')
             buffer_.clear()
         elif 'marks' in (buffer_.committed or {}):
             self._restore(buffer_.committed or {})
 
     def reader(self, store: Store, stream: str, name: str, **options: Any) -> Reader:
-        """Of the stream, behind what was taken; what it has heard of is kept with the marks."""
+        """Return a reader of the stream that starts behind the entries taken. ``note`` contains its writers' heads."""
         self._reader = Reader(store, stream, name, marks=self.marks, heads=self._heads, **options)
         return self._reader
 
     def take(self, entry: Entry) -> Entry:
         """
         Overview:
-            This entry is about to become rows: returns it as they are to be. Behind entries of its writer that never
-            came, ``env_data_id`` is another one: steps before and after them are no neighbours, in whatever groups. So
-            it is with a writer that is new in a later epoch: a server that lost its memory numbers collectors from 0.
+            Count an entry that will become rows, and return it with the ``env_data_id`` that the rows must have. After
+            a loss of the writer's entries the id changes, because steps before and after the loss are no neighbours.
+            The id also changes for a writer that first appears in a later epoch. A server that lost its memory numbers
+            collectors from 0 again.
         """
         self._pass(entry)
         if entry.writer not in self.marks and self.num_epochs > 1:
-            self.runs[entry.writer] = 1 - self.num_epochs  # from the top, where losses do not come to
+            self.runs[entry.writer] = 1 - self.num_epochs  # modulo _MAX_RUNS: the highest numbers, which no loss gets
         if entry.sequence > self.marks.get(entry.writer, 0) + 1:
             self.runs[entry.writer] = entry.sequence
         self.marks[entry.writer] = entry.sequence
@@ -111,11 +115,11 @@ class ConsumerOffset:
         return _of_run(entry, self.runs.get(entry.writer, 0))
 
     def skip(self, entry: Entry) -> None:
-        """This entry will never become rows."""
+        """Move the offset past an entry that will never become rows."""
         self._pass(entry)
 
     def note(self) -> Optional[Dict[str, Any]]:
-        """What is to be committed with the rows of what was taken; None where nothing is kept."""
+        """Return the note to commit with the rows of the entries taken, or None if the offset is not kept."""
         if self._replay is None:
             return None
         self._drop_departed()
@@ -126,18 +130,18 @@ class ConsumerOffset:
         return dict(run=self._run, cursor=cursor, chain=chain, epochs=self.num_epochs, heads=heads, **states, **counts)
 
     def leave_note(self, is_open: bool) -> None:
-        """Let the next push commit it, or ``commit``; ``is_open`` is False when the last push has."""
+        """Leave the note for the next push or for ``commit``. ``is_open`` is False if the last push committed it."""
         if self._replay is not None:
             self._replay.note = self.note() if is_open else None
 
     def commit(self) -> None:
-        """Commit the note where there was nothing to push, or the pusher left it to us."""
+        """Commit the note if no push has committed it."""
         note = None if self._replay is None else self._replay.take_note()
         if note is not None and self._replay is not None:
             self._replay.buffer.commit(note)
 
     def _drop_departed(self) -> None:
-        """Writers of which nothing can come any more."""
+        """Delete the marks of writers that can send no more entries."""
         if self._reader is not None:
             known = self._reader.marks
             self.marks = {writer: mark for writer, mark in self.marks.items() if writer in known}
@@ -145,8 +149,8 @@ class ConsumerOffset:
         if len(self.marks) > MANY_WRITERS and not self._has_warned:
             self._has_warned = True
             logging.warning(
-                f'ding_store: {len(self.marks)} processes append to this run at a time; what the learner commits with '
-                'its rows has room for about twice as many: let each of them have more environments'
+                f"ding_store: {len(self.marks)} processes append to this run at a time. The learner's commits have "
+                'room for about twice as many. Use fewer processes with more environments each'
             )
 
     def _pass(self, entry: Entry) -> None:
@@ -165,6 +169,7 @@ class ConsumerOffset:
 
 
 def _of_run(entry: Entry, run: int) -> Entry:
+    """Return the entry with ``run`` in the upper bits of its ``env_data_id``."""
     ids, offset = entry.arrays.get(ENV_ID), run % _MAX_RUNS << _RUN_BITS
     if run and is_pickled(entry):
         offsets = entry.header[OFFSETS]
@@ -176,6 +181,6 @@ def _of_run(entry: Entry, run: int) -> Entry:
 
 
 def is_of_run(buffer_: StoreBuffer, run: Optional[str]) -> bool:
-    """Whether rows in a buffer with a path are this run's, or nobody's: put there by its user to begin with."""
+    """Return True if the buffer's rows belong to this run, or to none because the user put them there."""
     note = buffer_.committed or {}
     return note.get('run', run) == run

@@ -1,4 +1,4 @@
-"""What follows the context exchanger in the task: decides on direct ingest, and skips work that has no data."""
+"""Ingest plan: checks the middleware behind the exchanger for direct ingest, and skips it if there is no data."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ditk import logging
 
 from ding_store.middleware.insert_ratio import warn_of_no_pace
 
-#: Our middleware that reads or writes no trajectories between the exchanger and the pusher.
+#: Attribute of ding_store's middleware that may stand before the pusher because it uses no trajectories.
 HARMLESS = '__ding_store_harmless__'
-#: Our pusher's way for whole columns, ``(schema, arrays, commit, meta) -> None``; what it pushes into, a ``Replay``.
+#: Attributes of ding_store's pusher. One returns its function for whole columns, or None. The other is its ``Replay``.
 PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
-#: DI-engine middleware that works on a finished task without data: savers and loggers.
+#: Modules of middleware that also runs in iterations without data: savers and loggers.
 FINAL_MODULES = (
     'ding.framework.middleware.ckpt_handler',
     'ding.framework.middleware.functional.logger',
@@ -25,9 +25,10 @@ FINAL_MODULES = (
 class Replay:
     """
     Overview:
-        The buffer behind a pusher, and what is to be committed with the next push into it.
+        The buffer behind a pusher, and the note that the next push commits.
     Attributes:
-        - meta (:obj:`Optional[dict]`): Of the rows that are pushed next.
+        - note (:obj:`Optional[dict]`): Committed with the next push.
+        - meta (:obj:`Optional[dict]`): The meta of the rows that are pushed next.
     """
 
     def __init__(self, buffer_: Any) -> None:
@@ -43,10 +44,11 @@ class Replay:
 class IngestPlan:
     """
     Overview:
-        Looks at the task's middleware once, when the pipeline runs for the first time and is therefore complete.
+        Inspects the task's middleware once, when the pipeline runs for the first time and is therefore complete.
     Members:
-        - push_direct (:obj:`Optional[Callable]`): Columns into the buffer, if nothing but a pusher would see them.
-        - idle (:obj:`bool`): The run ends and this iteration has no data: what needs data is skipped.
+        - push_direct (:obj:`Optional[Callable]`): Pushes columns into the buffer. None: other middleware may need
+          elements.
+        - idle (:obj:`bool`): True: the run ends and this iteration has no data, so skip middleware that needs data.
     """
 
     def __init__(self, task: Task, exchanger: Any) -> None:
@@ -65,7 +67,7 @@ class IngestPlan:
         for i, middleware in enumerate(task._middleware):
             if getattr(middleware, '__wrapped__', None) is kind:
                 return list(range(i + 1, len(task._middleware)))
-        return []  # called from inside another middleware: no plan can be made
+        return []  # the exchanger is called inside another middleware, so its followers are unknown
 
     def _choose_ingest(self, following: List[Callable], exchanger: Any) -> None:
         if exchanger.role != 'learner':
@@ -88,7 +90,7 @@ class IngestPlan:
         self.push_direct = getattr(pusher, PUSH_COLUMNS)()
 
     def count(self) -> int:
-        """How many rows the pusher's buffer holds."""
+        """Return how many rows the pusher's buffer holds."""
         return 0 if self.replay is None else self.replay.buffer.count()
 
     @property
@@ -96,7 +98,7 @@ class IngestPlan:
         return bool(self._to_pusher)
 
     def push_through(self, ctx: Any) -> None:
-        """Take ctx.trajectories through what stands before the pusher, and through it."""
+        """Run the middleware up to the pusher on ``ctx``, the pusher included."""
         for middleware in self._to_pusher:
             middleware(ctx)
 

@@ -571,7 +571,7 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
     start('/a/qbert.py', '--config', 'x')  # z was the other's
     start('/b/qbert.py', '--seed', '1')
     for argv in (['/a/pong.py'], ['/a/qbert.py', '--config=y']):
-        with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y)\. Name this'):
+        with pytest.raises(ConfigError, match=r'was of qbert --config x, .* this is (pong|qbert --config y)\.'):
             start(*argv)
         assert (store.get(FINISH) is not None) is has_failed, 'whose end is not forgotten'
     start('/usr/bin/ditask')  # which nobody knows, and so forgets nothing
