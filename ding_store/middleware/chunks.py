@@ -1,4 +1,4 @@
-"""Elements <-> entries: what a collector made becomes one self-describing chunk of columns, and back."""
+"""Chunks: a collector's elements become one self-describing entry of columns, and elements again."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickle
 from ding_store.storage.base import Entry, EntryId, Store, Value
 from ding_store.storage.encoding.framing import corrupt_entry
 
-#: One schema per stream, agreed by the first append and checked on every other.
+#: Name of the value that holds a stream's schema. The first append sets it, and every other append is checked.
 SCHEMA_VALUE = 'schema/{stream}'
-#: In a header: names of the columns whose float32 values, all exactly k/255, travel as the bytes k.
+#: Header field: names of the narrow columns. Their float32 values are all exactly k/255 and travel as the bytes k.
 NARROWED = 'narrowed'
-#: What a chunk's rows are.
+#: Kinds of rows in a chunk.
 KINDS = ('trajectories', 'episodes')
-#: What bytes of a stranger do to who reads them as a schema.
+#: Errors that a malformed schema may raise while it is parsed.
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError)
 
 
 class ChunkWriter:
     """
     Overview:
-        Appends lists of elements to a stream. The schema is agreed through the store: a second writer whose elements
-        differ is refused before anything is sent. Large leaves of float32 travel in a quarter of their bytes for as
-        long as that is exact: see ``narrowing``.
+        Appends lists of elements to a stream. The stream's schema is a value in the store. If a writer's elements do
+        not fit it, the writer fails before it sends anything. Large float32 leaves travel in a quarter of their bytes
+        while that is exact, see ``narrowing``.
     Arguments:
-        - allow_pickle (:obj:`bool`): Let a chunk of elements that no columns can hold travel pickled.
+        - allow_pickle (:obj:`bool`): Pickle chunks of elements that columns cannot hold.
     """
 
     def __init__(self, store: Store, stream: str, allow_pickle: bool = False) -> None:
@@ -42,7 +42,7 @@ class ChunkWriter:
         self._schema: Optional[Schema] = None
         self._text = ''
         self._narrow: Set[str] = set()  # columns that travel narrow
-        self._is_wide: Set[str] = set()  # and that did, until one of their values was another
+        self._is_wide: Set[str] = set()  # columns that travelled narrow until a value was not k/255
 
     def write(
         self,
@@ -53,13 +53,14 @@ class ChunkWriter:
     ) -> EntryId:
         """
         Overview:
-            Append one chunk; elements of one call travel together and in order.
+            Append one chunk. Its elements travel together and in order.
         Arguments:
-            - header (:obj:`dict`): JSON-able; 'rows', 'schema' and 'narrowed' are added.
-            - fixups (:obj:`Optional[dict]`): Column name -> what to add to it, where the column exists.
+            - header (:obj:`dict`): Fields for JSON. ``write`` adds 'rows', 'schema' and 'narrowed'.
+            - fixups (:obj:`Optional[dict]`): Column name -> number to add to the column, if it exists.
         Raises:
-            - SchemaMismatch: Naming the leaf, what was expected and what came.
-            - ConfigError: The elements hold something that is no tensor, array or number.
+            - SchemaMismatch: The elements do not fit the stream's schema. The error names the leaf.
+            - NotColumnar: Columns cannot hold the elements, and ``allow_pickle`` is off.
+            - ConfigError: The stream's schema keeps changing.
         """
         try:
             columns = self._encode(elements) if elements else {}
@@ -78,33 +79,31 @@ class ChunkWriter:
         return self._store.append(self._stream, header, columns, timeout_s=timeout_s)
 
     def _encode(self, elements: Sequence[Any]) -> Dict[str, Any]:
-        """Their columns; those that travel narrow may be lists of what they are made of."""
+        """Return the elements' columns. Those that travel narrow may be lists of their parts."""
         if self._schema is not None:
             try:
                 return self._schema.encode_parts(elements, self._narrow)
             except SchemaMismatch:
-                pass  # perhaps only a None where a tensor was: agree on the schema that fits both, or refuse
+                pass  # perhaps a None in place of a tensor: agree on a schema that fits both, or fail
         self._agree(Schema.infer(elements))
         assert self._schema is not None
         found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
         narrow = set(found) - self._is_wide - self._narrow
         if narrow:
-            logging.info(f'ding_store: {sorted(narrow)} are all k/255 so far, and travel as bytes while they are')
-        # Those that travel so already are looked at as at every chunk, so that what is said of them is said once.
+            logging.info(f'ding_store: values of {sorted(narrow)} are all k/255 so far, and travel as bytes while so')
+        # Narrow columns are checked with every chunk in _narrow_in, so only new ones are logged here.
         self._narrow |= narrow
         return self._schema.encode_parts(elements, self._narrow)
 
     def _narrow_in(self, columns: Dict[str, Any]) -> List[str]:
-        """Replaces columns by the bytes that stand for them; returns which."""
+        """Replace narrow columns by their bytes, and return the columns' names."""
         if not columns or not self._narrow:
             return []
         assert self._schema is not None
         specs, made = self._schema.columns(), narrowed_columns(columns, sorted(self._narrow))
         for name, values in made.items():
             if values is None:
-                logging.info(
-                    f'ding_store: {name!r} is no longer of values k/255 only, and travels as float32 from now on'
-                )
+                logging.info(f'ding_store: {name!r} has a value that is not k/255, and travels as float32 from now on')
                 self._narrow.remove(name)
                 self._is_wide.add(name)
                 values = np.asarray(columns[name])
@@ -112,6 +111,7 @@ class ChunkWriter:
         return sorted(self._narrow)
 
     def _agree(self, mine: Schema) -> None:
+        """Merge a schema into the stream's by compare-and-set, and use the result."""
         name = SCHEMA_VALUE.format(stream=self._stream)
         for _ in range(100):
             value = self._store.get(name)
@@ -120,16 +120,18 @@ class ChunkWriter:
                 merged = agreed.merge(mine) if agreed else mine
             except SchemaMismatch as error:
                 raise SchemaMismatch(
-                    f'elements for stream {self._stream!r} differ from what its first writer agreed on: {error}'
+                    f'elements for stream {self._stream!r} do not fit the schema of its earlier writers: {error}'
                 ) from error
             if agreed is None or merged != agreed:
                 try:
                     self._store.put(name, {'schema': merged.to_json()}, {}, value.version if value else 0)
                 except VersionConflict:
-                    continue  # another writer was faster: look at what it agreed on
+                    continue  # another writer was first: merge with its schema
             self._schema, self._text = merged, json.dumps(merged.to_json())
             return
-        raise ConfigError(f'the schema of stream {self._stream!r} keeps changing; are its writers of one pipeline?')
+        raise ConfigError(
+            f'the schema of stream {self._stream!r} keeps changing. Use the same pipeline in all of its writers.'
+        )
 
     @staticmethod
     def _agreed(value: Optional[Value]) -> Optional[Schema]:
@@ -147,22 +149,22 @@ class ChunkWriter:
 class ChunkDecoder:
     """
     Overview:
-        Entries back to schemas, columns and elements; parses each distinct schema once.
+        Decodes entries into schemas, columns and elements. It parses each distinct schema once.
     Arguments:
-        - allow_pickle (:obj:`bool`): Whether chunks may be pickled. Reading one runs what its writer put into it.
+        - allow_pickle (:obj:`bool`): Accept pickled chunks. Reading one runs code that its writer chose.
     """
 
     def __init__(self, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self._schemas: Dict[str, Schema] = {}
-        self._unpickled: Dict[EntryId, List[Any]] = {}  # what was checked, until its elements are asked for
+        self._unpickled: Dict[EntryId, List[Any]] = {}  # from ``check`` until ``elements`` is called
 
     def check(self, entry: Entry) -> None:
         """
         Overview:
-            Whether an entry is a chunk. Its checksum only tells that it is what somebody wrote.
+            Check that an entry is a chunk. Its checksum only shows that the bytes are those that were written.
         Raises:
-            - CorruptPayload: It is not; names stream and entry, and what is wrong.
+            - CorruptPayload: It is not a chunk. The error names the stream, the entry and the reason.
         """
         reason = _wrong_header(entry.header)
         try:
@@ -177,7 +179,7 @@ class ChunkDecoder:
         except _MALFORMED as e:
             reason = f'its schema is malformed: {type(e).__name__}: {e}'
         if reason:
-            raise corrupt_entry(entry.stream, entry.id, f'it is no chunk: {reason}', entry.writer, entry.sequence)
+            raise corrupt_entry(entry.stream, entry.id, f'it is not a chunk: {reason}', entry.writer, entry.sequence)
 
     def schema(self, entry: Entry) -> Schema:
         text = entry.header['schema']
@@ -188,8 +190,8 @@ class ChunkDecoder:
     def elements(self, entry: Entry) -> List[Any]:
         """
         Overview:
-            The elements of a chunk that was checked, once; their leaves are their own memory: they outlive the entry,
-            and may be written to.
+            Return the elements of a chunk. Call ``check`` first, and this once. The leaves are copies, so they outlive
+            the entry and may be written to.
         """
         if not entry.header['rows']:
             return []
@@ -201,38 +203,39 @@ class ChunkDecoder:
 
 
 def narrowed_in(entry: Entry) -> List[str]:
-    """Names of the columns that came narrow."""
+    """Return the names of an entry's narrow columns."""
     names: List[str] = entry.header.get(NARROWED, [])
     return names
 
 
 def num_bytes(entry: Entry, as_elements: bool) -> int:
-    """Of an entry's columns, or of the elements that they become; of one that was not checked, too."""
+    """Return the bytes of an entry's columns, or of the elements made from them. The entry need not be checked."""
     narrowed = entry.header.get(NARROWED) if as_elements else None
     names = narrowed if isinstance(narrowed, list) else []
     return sum((4 if name in names else 1) * array.nbytes for name, array in entry.arrays.items())
 
 
 def _wrong_header(header: Mapping[str, Any]) -> str:
+    """Return why a header is not that of a chunk, or '' if it is."""
     for name in ('rows', 'env_step', 'env_episode'):
         if not _is_count(header.get(name)):
-            return f'{name} ({header.get(name)!r}) is no count'
+            return f'{name} ({header.get(name)!r}) is not a count'
     if header.get('kind') not in KINDS:
-        return f'kind ({header.get("kind")!r}) is none of {", ".join(KINDS)}'
+        return f'kind ({header.get("kind")!r}) is not one of {", ".join(KINDS)}'
     if not isinstance(header.get('schema'), str):
-        return 'it names no schema'
+        return 'it has no schema'
     narrowed = header.get(NARROWED, [])
     if not isinstance(narrowed, list) or not all(isinstance(name, str) for name in narrowed):
-        return f'{NARROWED} ({narrowed!r}) are no names'
+        return f'{NARROWED} ({narrowed!r}) is not a list of names'
     if 'policy_version' in header and not _is_count(header['policy_version']):
-        return f'policy_version ({header["policy_version"]!r}) is no count'
+        return f'policy_version ({header["policy_version"]!r}) is not a count'
     versions = header.get('policy_versions', {})
     if not isinstance(versions, dict) or not all(map(_is_count, versions.values())):
-        return 'policy_versions are no counts'
+        return 'policy_versions are not counts'
     indices, lengths = header.get('end_idx'), header.get('lengths', [])
-    # DI-engine's is -1 where the first envs made no step.
+    # DI-engine writes -1 if the first envs made no step.
     if not isinstance(indices, list) or not all(index == -1 or _is_count(index) for index in indices):
-        return 'end_idx is no list of indices'
+        return 'end_idx is not a list of indices'
     if header['kind'] == 'episodes' and not (_are_lengths(lengths) and sum(lengths) == header['rows']):
         return f'lengths are not those of episodes of {header["rows"]} steps'
     return ''

@@ -1,4 +1,4 @@
-"""The learner's side of the replay: pusher, fetcher and learner, in the places of DI-engine's."""
+"""Buffer, pusher, fetcher and learner of a pipeline, in place of DI-engine's."""
 
 from __future__ import annotations
 
@@ -33,22 +33,25 @@ if TYPE_CHECKING:
 
 stock_pusher = stock(data_processor.data_pusher)
 stock_fetcher = stock(data_processor.offpolicy_data_fetcher)
-#: DI-engine's own preprocessing, which takes a collated batch as it is (``default_collate`` returns it unchanged).
+#: DI-engine's own preprocessing. It accepts a collated batch, because ``default_collate`` returns it unchanged.
 COLLATES = 'default_preprocess_learn'
-#: What collates sequences in the policies that learn from them; it takes a time-major batch as it is.
+#: Functions that collate sequences in policies that learn from them. They accept a time-major batch unchanged.
 COLLATES_STEPS = ('timestep_collate', 'default_collate')
 
 
 def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
     """
     Overview:
-        The pipeline's buffer; DequeBuffer's place. Where processes have roles all of them make it, and the learner's
-        is kept in its path as soon as the pipeline runs; a process alone keeps its first one from the beginning.
+        Create the pipeline's buffer, in place of ``DequeBuffer``. In a run with roles every process creates it, and the
+        learner's gets its path when the pipeline first runs. In a run of one process, its first buffer gets the path
+        now.
+    Raises:
+        - ConfigError: ``path`` is given in a run with roles.
     """
     if task.router.is_active and 'path' in kwargs:
         raise ConfigError(
-            f'replay_buffer.path ({kwargs["path"]!r}) is for a process alone, as every role would open it: use '
-            '--checkpoint or store.checkpoint, which keeps the learner\'s replay, too'
+            f'replay_buffer.path ({kwargs["path"]!r}) does not work with roles, because every process would open it. '
+            "Use --checkpoint or store.checkpoint, which keeps the learner's replay."
         )
     kwargs = {'prefetch': session.config.prefetch, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
@@ -74,17 +77,19 @@ def data_pusher(
 ) -> Callable:
     """
     Overview:
-        Push trajectories or episodes into the buffer; DI-engine's data_pusher. After a context exchanger of ding_store
-        it also takes whole columns, where nothing else looks at the elements in between.
+        Create the middleware that pushes trajectories or episodes into the buffer, in place of DI-engine's
+        ``data_pusher``. It can also push whole columns from ding_store's context exchanger, if no middleware between
+        them needs elements.
     Arguments:
-        - config (:obj:`Optional[StoreConfig]`): Where it has a ratio of samples to inserts, the buffer keeps to it.
+        - group_by_env (:obj:`Optional[bool]`): Put each element's env id into its meta, as in DI-engine.
+        - config (:obj:`Optional[StoreConfig]`): If it sets a samples-per-insert ratio, the buffer keeps that ratio.
     Input of ctx:
-        - trajectories (:obj:`List`): Transitions, or sequences; those with a ``priority`` begin with it; or
-        - episodes (:obj:`List[List]`): episodes.
+        - trajectories (:obj:`List`): Transitions or sequences. Their first priority is ``priority``, if they have it.
+        - episodes (:obj:`List[List]`): Episodes, if there are no trajectories.
     """
     plain = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
-        return plain  # void
+        return plain  # DI-engine's pusher is void here
     if config is not None:
         _keep_pace(config, cfg, buffer_)
     replay = Replay(buffer_)
@@ -106,7 +111,7 @@ def data_pusher(
         if reason:
             logging.info(f'ding_store: {reason}, so each chunk becomes elements that are pushed one by one')
             return None
-        logging.info('ding_store: only a pusher stands before the buffer, so columns go into the replay directly')
+        logging.info('ding_store: only a pusher is before the buffer, so columns go into the replay directly')
 
         def push_direct(
             schema: Any,
@@ -115,7 +120,7 @@ def data_pusher(
             meta: Optional[Dict[str, Any]] = None,
             narrowed: Collection[str] = (),
         ) -> None:
-            # As DI-engine's PriorityExperienceReplay has it: who collected an element may know its priority.
+            # As in DI-engine's PriorityExperienceReplay: the collector may have computed an element's priority.
             priority = _priorities_in(arrays, narrowed) if gives_priorities else None
             buffer_.extend(arrays, schema, priority, commit, meta, narrowed)
 
@@ -127,12 +132,12 @@ def data_pusher(
 
 
 def _has_key(element: Any, key: str) -> bool:
-    """Whether an element, which need not be a mapping, has this key."""
+    """Return True if an element is a mapping or a treetensor and has this key."""
     return isinstance(element, (Mapping, ttorch.Tensor)) and key in element
 
 
 def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarray]:
-    """As ``float`` of each element's."""
+    """Return the column ``priority`` as one number per element, or None if there is no such column."""
     values = widened_columns(columns, [name for name in narrowed if name == 'priority']).get('priority')
     return values if values is None or values.size != len(values) else values.reshape(-1)
 
@@ -142,9 +147,9 @@ def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
     if pace is None:
         return
     if not isinstance(buffer_, StoreBuffer) or buffer_.limiter is not None:
-        reason = 'the buffer has a limiter of its own' if isinstance(buffer_, StoreBuffer) else 'this is no StoreBuffer'
+        reason = 'the buffer already has a limiter' if isinstance(buffer_, StoreBuffer) else 'this is no StoreBuffer'
     elif not task.router.is_active:
-        reason = 'they are for runs with roles'
+        reason = 'they need a run with roles'
     else:
         buffer_.limit_with(pace)
         return
@@ -160,8 +165,8 @@ def _push_whole(
     meta: Optional[Dict[str, Any]],
 ) -> None:
     """
-    What the stock pusher does, in one piece: one pass over each leaf of all elements, and after a kill all of it is in
-    the buffer, and the note, or nothing. What is in ``meta`` is in the meta of each element.
+    Push all elements of ``ctx`` at once, where DI-engine's pusher pushes them one by one. This passes over each leaf
+    once. After a kill the buffer has all elements and the note, or none of them. Each element's meta includes ``meta``.
     """
     metas = None
     if ctx.trajectories is not None:
@@ -176,6 +181,7 @@ def _push_whole(
 
 
 def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str]:
+    """Return why columns cannot be pushed into this buffer, or None if they can."""
     if not isinstance(buffer_, StoreBuffer):
         return f'the buffer is a {type(buffer_).__name__}'
     if buffer_._middleware:
@@ -186,8 +192,8 @@ def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str
 def takes_batch(policy: Any) -> bool:
     """
     Overview:
-        Whether a policy's learn mode trains on one collated batch as on a list of elements: its ``_forward_learn``
-        hands the data to DI-engine's ``default_preprocess_learn`` before all else.
+        Return True if a policy's learn mode accepts one collated batch instead of a list of elements. This holds if its
+        ``_forward_learn`` uses DI-engine's ``default_preprocess_learn``.
     """
     return COLLATES in _names_in(policy, '_forward_learn')
 
@@ -195,14 +201,15 @@ def takes_batch(policy: Any) -> bool:
 def takes_sequences(policy: Any) -> bool:
     """
     Overview:
-        Whether a policy's learn mode trains on a time-major batch as on a list of sequences (R2D2, IMPALA, QMIX): it
-        collates them in a method of that name. Of elements that are no sequences such a policy gets the list.
+        Return True if a policy's learn mode accepts a time-major batch instead of a list of sequences. R2D2, IMPALA and
+        QMIX do. This holds if its ``_data_preprocess_learn`` uses one of ``COLLATES_STEPS``. If the elements are no
+        sequences, such a policy gets the list.
     """
     return any(name in COLLATES_STEPS for name in _names_in(policy, '_data_preprocess_learn'))
 
 
 def _names_in(policy: Any, method: str) -> Tuple[str, ...]:
-    """The names that a method of a policy's mode uses; none where there is no such method."""
+    """Return the names that a method of a policy's mode uses. Empty if there is no such method."""
     owner = getattr(getattr(policy, 'forward', None), '__self__', None)
     function = inspect.unwrap(getattr(type(owner), method, _names_in))
     return getattr(getattr(function, '__code__', None), 'co_names', ()) if function is not _names_in else ()
@@ -211,25 +218,28 @@ def _names_in(policy: Any, method: str) -> Tuple[str, ...]:
 def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'auto', **kwargs: Any) -> Callable:
     """
     Overview:
-        Fetch a batch for each training iteration; DI-engine's offpolicy_data_fetcher. Policies that take it get one
-        collated batch, straight from the buffer's columns, others the list that DI-engine makes. A buffer whose own
-        sampler has priorities gets those of the trained rows afterwards.
+        Create the middleware that fetches a batch for each training iteration, in place of DI-engine's
+        ``offpolicy_data_fetcher``. Policies that accept it get one collated batch, straight from the buffer's columns.
+        Other policies get DI-engine's list. If the buffer's sampler has priorities, the middleware updates those of the
+        trained rows afterwards.
+    Arguments:
+        - collate (:obj:`str`): 'auto', 'batch' or 'list', see StoreConfig.
     Input of ctx:
-        - train_output: With ``priority`` (B,), where the buffer has priorities.
+        - train_output: Has ``priority`` (B,), if the buffer has priorities.
     Output of ctx:
-        - train_data: One treetensor with leaves (B, ...), of sequences (T, B, ...), or a list of B elements; None when
-          there are too few rows. Where the buffer has priorities, with importance weights (B,): ``priority_IS``, of
-          sequences ``IS``, as the policies want it.
+        - train_data: One treetensor with leaves (B, ...), for sequences (T, B, ...), or a list of B elements. None if
+          there are too few rows. If the buffer has priorities, it includes importance weights (B,) as
+          ``priority_IS``, or for sequences as ``IS``.
     Raises:
-        - ConfigError: The buffer has priorities, but ``policy.priority`` is off or batches are of groups
-          (``collect.unroll_len``), so that none would be updated.
+        - ConfigError: The buffer has priorities, but ``policy.priority`` is off or ``collect.unroll_len`` makes
+          batches of groups. No priority would ever be updated.
     """
     is_known = collate == 'auto' and policy is not None
     as_batch = collate == 'batch' or (is_known and takes_batch(policy))
     as_sequences = is_known and takes_sequences(policy)
 
     def comes_as_batch(schema: Optional[Schema]) -> bool:
-        # Middleware of the buffer speaks of lists; objects that are no columns cannot be collated.
+        # The buffer's middleware works on lists. Elements that are not in columns cannot be collated.
         return not buffer_._middleware and schema is not None and (as_batch or (as_sequences and is_sequence(schema)))
 
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
@@ -252,13 +262,13 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
 
 
 def _sample(buffer_: StoreBuffer, size: int) -> Batch:
-    """One collated batch; time-major where the elements are sequences."""
+    """Sample one collated batch, which is time-major if the elements are sequences."""
     assert buffer_.schema is not None
     return buffer_.sample_time_major(size) if is_sequence(buffer_.schema) else buffer_.sample_batch(size)
 
 
 def has_priorities(buffer_: Any) -> bool:
-    """Whether a buffer samples by priorities of its own, rather than by DI-engine's middleware."""
+    """Return True if the buffer's own sampler has priorities. DI-engine's priority middleware does not count."""
     return isinstance(buffer_, StoreBuffer) and isinstance(buffer_.sampler, PrioritySampler)
 
 
@@ -268,14 +278,14 @@ def _prioritized_fetcher(
     sampler = type(buffer_.sampler).__name__
     if not cfg.policy.get('priority', False):
         raise ConfigError(
-            f'the buffer samples by priority ({sampler}), but policy.priority is off: set '
-            'policy.priority=True and policy.priority_IS_weight=True, or make the buffer without a sampler'
+            f'the buffer samples by priority ({sampler}), but policy.priority is off. Set '
+            'policy.priority=True and policy.priority_IS_weight=True, or create the buffer without a sampler.'
         )
     if unroll_len > 1:
         raise ConfigError(
             f'policy.collect.unroll_len ({unroll_len}) makes batches of groups, which the buffer ({sampler}) does not '
-            'draw by priority: collect sequences as elements (Unroller, with collect.unroll_len=1), or use '
-            "DI-engine's PriorityExperienceReplay on a buffer without a sampler"
+            'draw by priority. Collect sequences as elements (Unroller, with collect.unroll_len=1), or use '
+            "DI-engine's PriorityExperienceReplay on a buffer without a sampler."
         )
 
     def _fetch(ctx: OnlineRLContext) -> Generator:
@@ -290,7 +300,7 @@ def _prioritized_fetcher(
             return
         yield
         output = ctx.train_output
-        # After several updates per collect the outputs are a list, and fetchers end in reverse order.
+        # With several updates per collect, train_output is a list and the fetchers finish in reverse order.
         buffer_.update_priorities(rows, (output.pop() if isinstance(output, list) else output)['priority'])
 
     return _fetch
@@ -305,7 +315,7 @@ def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
 def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray]:
     items = buffer_.sample(size)
     for item in items:
-        # As DI-engine's PriorityExperienceReplay has it.
+        # The same type and shape as in DI-engine's PriorityExperienceReplay.
         weight = torch.tensor([item.meta['priority_IS']], dtype=torch.float32)
         item.data['IS' if is_sequence(buffer_.schema) else 'priority_IS'] = weight
     return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
@@ -314,9 +324,9 @@ def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarr
 class OffPolicyLearner:
     """
     Overview:
-        DI-engine's OffPolicyLearner with ding_store's fetcher in front of the stock trainer. Priorities are updated
-        after every training iteration, not only at the end of the pipeline's round. What there is of Python's objects
-        when it first has trained is left out of garbage collections (``gc.freeze``), until another is made.
+        DI-engine's ``OffPolicyLearner`` with ding_store's fetcher and DI-engine's trainer. It updates priorities after
+        every training iteration, not only at the end of the pipeline's round. After its first training it calls
+        ``gc.freeze``, so that garbage collections skip the objects made until then. The next learner undoes that.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -335,8 +345,8 @@ class OffPolicyLearner:
     ) -> None:
         """
         Arguments:
-            - reward_model: Estimates on lists of elements, so with one the batch is a list.
-            - collate (:obj:`str`): 'auto', 'batch' or 'list'; see StoreConfig.
+            - reward_model: Estimates rewards on lists of elements, so it makes the batch a list.
+            - collate (:obj:`str`): 'auto', 'batch' or 'list', see StoreConfig.
         """
         self.cfg = cfg
         collate = 'list' if reward_model is not None else collate

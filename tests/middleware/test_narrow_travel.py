@@ -190,7 +190,7 @@ def test_names_that_are_no_narrow_columns_are_damage(store, names):
     floats = {**entry.arrays, 'obs': entry.arrays['obs'].astype(np.float32)}
     store.append(STREAM, entry.header, floats)
     for hostile in store.read(STREAM)[1:]:
-        with pytest.raises(CorruptPayload, match='it is no chunk'):
+        with pytest.raises(CorruptPayload, match='it is not a chunk'):
             ChunkDecoder().check(hostile)
 
 
