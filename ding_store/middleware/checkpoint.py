@@ -1,4 +1,4 @@
-"""Checkpoints of a task pipeline, beside DI-engine's CkptSaver: taken while training goes on, resumed by themselves."""
+"""Checkpoints of a task pipeline: saved in the background and resumed automatically, in addition to CkptSaver's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ding_store.middleware.run_session import RunSession
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: What ``ctx`` counts, online or offline; the last evaluation is its own process's.
+#: Counters of ``ctx``, online or offline, that a checkpoint holds. In a run with roles the learner has no evaluation.
 COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step', 'last_eval_iter', 'last_eval_value')
 VERSION = 1
 
@@ -34,16 +34,17 @@ VERSION = 1
 def checkpointer(session: RunSession, policy: Any) -> Any:
     """
     Overview:
-        Save the learner's state in the background, and begin with the newest there is: create it after policy and
-        roles, and use it last, as CkptSaver. In an evaluator's process it keeps the best policy. Void in collectors,
-        without ``store.checkpoint``, and where there is one already: under ``ding-store run`` CkptSaver makes it. Of
-        another policy that one saves both: several policies of a process are in one file, of one moment.
+        Create the middleware that saves the learner's state in the background and resumes from the newest checkpoint.
+        Create it after the policy and the roles, and use it last, like CkptSaver. In an evaluator it keeps the best
+        policy. In collectors and without ``store.checkpoint`` it does nothing.
+        A process has one such middleware: under ``ding-store run`` CkptSaver creates it. Later calls return a void, and
+        add their policy to it. A checkpoint file has all policies of a process, from the same moment.
     Arguments:
-        - policy (:obj:`Policy`): As CkptSaver's; its ``learn_mode`` and its optimizers are saved.
+        - policy (:obj:`Policy`): The policy, as for CkptSaver. Its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
         - train_iter (:obj:`int`), env_step (:obj:`int`), eval_value (:obj:`Optional[float]`)
     Raises:
-        - ConfigError: What is to be resumed cannot be read, or is of other policies; another process saves there.
+        - ConfigError: The checkpoint cannot be read or has other policies, or another process saves there.
     """
     config = session.config.checkpoint
     if config is None:
@@ -66,9 +67,10 @@ def checkpointer(session: RunSession, policy: Any) -> Any:
 def ckpt_saver(session: RunSession, policy: Any, *args: Any, **kwargs: Any) -> Any:
     """
     Overview:
-        CkptSaver, for scripts that know nothing of checkpoints: itself, and with ``store.checkpoint`` ours after it.
+        Create DI-engine's CkptSaver. With ``store.checkpoint``, ``checkpointer`` runs after it, for scripts that use
+        CkptSaver only.
     Raises:
-        - ConfigError: Both are to write into one directory.
+        - ConfigError: Both would write into the same directory.
     """
     stock = stock_saver(policy, *args, **kwargs)
     if session.config.checkpoint is not None and not isinstance(stock, VoidMiddleware):
@@ -85,7 +87,7 @@ def ckpt_saver(session: RunSession, policy: Any, *args: Any, **kwargs: Any) -> A
 
 
 class BestCheckpoint:
-    """Keep the policy of the best evaluation of this run, also across restarts of the process that evaluates."""
+    """Keeps the policy with the best evaluation of this run, also across restarts of the evaluator."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._directory = CheckpointDir(config.path, config.keep)
@@ -106,56 +108,56 @@ class BestCheckpoint:
                 return
             state = self._policies.state()
             state[EXTRA]['train_iter'] = ctx.train_iter
-            self._snapshot.begin(state, at_once=True)  # On the CPU: it may be loaded where there is no GPU.
+            self._snapshot.begin(state, at_once=True)  # on the CPU: the file may be loaded on a host without a GPU
             self._directory.save_best(self._snapshot.state, float(ctx.eval_value))
-            self._best = float(ctx.eval_value)  # Not before: a worse one may be the best that is on the disk.
+            self._best = float(ctx.eval_value)  # after the save: if it fails, the disk still has the old best
         except (OSError, CorruptPayload) as e:
             logging.error(f'ding_store: the best policy so far could not be saved: {e}')
 
     def _warn(self, ctx: OnlineRLContext) -> None:
-        if ctx.train_iter > 0 and not self._has_warned:  # else the learner may not have begun
+        if ctx.train_iter > 0 and not self._has_warned:  # at 0 the learner may not have created the run yet
             self._has_warned = True
             logging.warning(
-                f'ding_store: the best policy is not kept: there is no run in {self._directory.path} here, which is a '
-                "directory of the learner's host"
+                f'ding_store: the best policy is not kept: this host has no run in {self._directory.path}. Use a '
+                "directory that the learner's host shares"
             )
 
 
 class LearnerCheckpoints:
     """
     Overview:
-        The learner's part: resumes when it is made, saves when there was training and the interval allows it, and once
-        more at the end of the run, or of an iteration in which it was told to end. A process alone also saves whenever
-        an evaluation was the best so far.
+        The learner's checkpoints. It resumes when it is created. It saves after training, as often as the interval
+        allows. It saves once more at the run's end, or after the iteration in which a signal arrives. A run of one
+        process also saves after each evaluation that is the best so far.
     """
 
     def __init__(self, session: RunSession, config: CheckpointConfig) -> None:
         self._session, self._policies = session, Policies()
         self._directory = CheckpointDir(config.path, config.keep)
         self._interval = Interval(config.max_overhead, config.interval_s)
-        self._best = -np.inf  # that is on the disk
+        self._best = -np.inf  # the evaluation of the best policy on the disk
         self._directory.claim()
         self._directory.begin()
-        self._saved_iter = self._saving_iter = self._resume(config)  # on the disk; and on its way there
+        self._saved_iter = self._saving_iter = self._resume(config)  # train iterations: on the disk, and being written
         self._saver = Saver()
         self._unreported = False
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
-        self._saved_by: Optional[float] = None  # once the last one was begun
+        self._saved_by: Optional[float] = None  # deadline of the last checkpoint, once it has begun
         self._last_save = LastCheckpoint()
-        self._num_steps = 0  # at the end of the last iteration
+        self._num_steps = 0  # optimizer steps at the end of the last iteration
         session.checkpoints = self._directory
         session.before_leaving.append(self._leave)
         session.while_waiting.append(self._end_in_a_wait)
         if task.router.is_active:
-            # A launcher cannot know from the script: it looks here when the learner or an evaluator dies.
+            # The launcher cannot read this in the script. It looks here when the learner or an evaluator crashes.
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
         else:
             _when_it_stops(lambda: self._leave(failed=is_failing() or not task.finish))
 
     def add(self, policy: Any) -> None:
-        """From where it was, if this process resumes; all before the first iteration."""
+        """Add a policy before the first iteration. If this process resumes, load its state from the checkpoint."""
         if self._policies.add(policy):
             self._saver.watch(optimizers_of(policy))
 
@@ -164,7 +166,7 @@ class LearnerCheckpoints:
             self._policies.check_complete()
             self._last_save.expect()
         self._ctx = ctx
-        if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # an evaluation in between is no training
+        if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # time with an evaluation is not training
             self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
         if self._unreported and not self._saver.is_busy:
             self._report()
@@ -181,16 +183,16 @@ class LearnerCheckpoints:
         self._last_s, self._num_steps = self._trained_s(), self._saver.num_steps
 
     def _may_end_here(self) -> bool:
-        """Told to end, and the state is still that at the end of the last iteration."""
+        """Return True if a signal arrived and no optimizer has stepped since the end of the last iteration."""
         return self._last_save.is_told and self._saver.num_steps == self._num_steps
 
     def _end_in_a_wait(self) -> None:
-        """For experience, which may never come: who makes it was told, too."""
+        """End during a wait for experience, which may never arrive if the signal ended the collectors as well."""
         if self._ctx is not None and self._may_end_here():
             self._end(self._ctx)
 
     def _end(self, ctx: OnlineRLContext) -> None:
-        """It was told to: the signal comes behind its last checkpoint, and the run is one to be resumed."""
+        """Write the last checkpoint and release the held signal. The run stays resumable."""
         try:
             with saving():
                 self._save_last(ctx)
@@ -198,7 +200,7 @@ class LearnerCheckpoints:
             self._last_save.done()
 
     def _trained_s(self) -> float:
-        """A clock that stands while the loop waits for experience, or for a store that is away: that is no cost."""
+        """Return a clock that stands while the loop waits for experience or for a store that is away."""
         return time.perf_counter() - self._session.waited_s
 
     def _save(self, ctx: OnlineRLContext, eval_value: Optional[float] = None) -> None:
@@ -209,14 +211,14 @@ class LearnerCheckpoints:
                 self._directory.save(train_iter, state)
             if eval_value is not None:
                 self._directory.save_best(state, eval_value)
-                self._best = eval_value  # Not before: a worse one may be the best that is on the disk.
+                self._best = eval_value  # after the save: if it fails, the disk still has the old best
 
         self._interval.begin()
         self._saver.save(self._state(ctx), write)
         self._saving_iter, self._unreported = train_iter, True
 
     def _save_best(self, ctx: OnlineRLContext) -> None:
-        """Of this moment: one that is on its way to the disk is waited for."""
+        """Save the present state as the best policy, after waiting for a save in progress."""
         begin = time.perf_counter()
         self._saver.drain()
         if self._unreported:
@@ -226,7 +228,7 @@ class LearnerCheckpoints:
     def _report(self, drained_s: float = 0.0) -> None:
         self._unreported = False
         self._interval.end(self._saver.copying_s, self._saver.waiting_s + drained_s)
-        if not self._saver.is_saved:  # which the saver said
+        if not self._saver.is_saved:  # the saver logged why
             return
         self._saved_iter = self._saving_iter
         stall_ms = 1e3 * (self._saver.copying_s + self._saver.waiting_s)
@@ -239,12 +241,12 @@ class LearnerCheckpoints:
 
     def _leave(self, failed: bool) -> None:
         """
-        Whatever the last iteration did not come to: the run may have ended after it. Only now is it known how, too; one
-        that ended in order, with all of it on the disk, is not to be resumed.
+        Save the state once more, because the run may have ended after the last iteration. If the run ended in order and
+        the state is on the disk, mark the run as finished, so that it is not resumed.
         """
         try:
             with saving():
-                # What failed may be environments, which hear a Ctrl-C themselves, and not what was trained.
+                # After a Ctrl-C the failure may come from environments that got the signal, not from the training.
                 if self._ctx is None or (failed and not self._may_end_here()):
                     self._drain()
                 elif self._save_last(self._ctx) and not (failed or self._session.failed):
@@ -253,17 +255,17 @@ class LearnerCheckpoints:
             self._last_save.done()
 
     def _finish(self, reason: str) -> None:
-        """The policy is on the disk: what is missing where this fails is no reason to leave the run in disorder."""
+        """Mark the run as finished in the directory. If that fails, only log it, because the policy is on the disk."""
         try:
             self._directory.finish(reason)
         except (OSError, CorruptPayload) as e:
             logging.error(
-                f'ding_store: {self._directory.path}: that this run has ended could not be noted, so the next one goes '
-                f'on from here: {e}'
+                f'ding_store: {self._directory.path}: the end of this run could not be written, so the next run '
+                f'resumes from here: {e}'
             )
 
     def _save_last(self, ctx: OnlineRLContext) -> bool:
-        """Returns whether it is on the disk."""
+        """Save the last state, and return True if it is on the disk."""
         self._complete()
         if ctx.train_iter > self._saved_iter:
             self._save(ctx)
@@ -279,7 +281,7 @@ class LearnerCheckpoints:
             self._report()
 
     def _drain(self) -> None:
-        """Of a last checkpoint, and what was on its way before it: in all no longer than others wait for them."""
+        """Wait for saves in progress. From the first call on, all waits together take at most ``SAVE_S``."""
         now = time.perf_counter()
         if self._saved_by is None:
             self._saved_by = now + SAVE_S
@@ -301,15 +303,15 @@ class LearnerCheckpoints:
         return state
 
     def _resume(self, config: CheckpointConfig) -> int:
-        """Returns the train iteration that is on the disk; -1 for none."""
+        """Load the newest checkpoint, and return its train iteration. Return -1 if there is none."""
         newest, known = self._directory.newest(), self._directory.paths()
         if newest is None and known:
             raise ConfigError(
-                f'none of the {len(known)} checkpoints in {self._directory.path} can be read, for reasons that were '
-                'logged; to begin afresh, name another directory (store.checkpoint.path) or remove this one'
+                f'none of the {len(known)} checkpoints in {self._directory.path} can be read, see the log. To start '
+                'anew, set store.checkpoint.path to another directory or remove this one.'
             )
         if newest is None and config.load is not None:
-            logging.info(f'ding_store: beginning with the policy of {config.load}')
+            logging.info(f'ding_store: starting with the policy of {config.load}')
             self._policies.load(config.load, read_state(config.load), is_resumed=False)
             return -1
         if newest is None:
@@ -317,8 +319,8 @@ class LearnerCheckpoints:
         path, state = newest
         if EXTRA not in state:
             raise ConfigError(
-                f"{path!r} was not written by this run: is the directory another's, too, such as CkptSaver's? Name one "
-                'of its own (store.checkpoint.path)'
+                f'{path!r} was not written by ding_store. Set store.checkpoint.path to a directory that nothing else '
+                'writes to, such as CkptSaver.'
             )
         self._policies.load(path, state, is_resumed=True)
         extra = state[EXTRA]
@@ -332,12 +334,15 @@ class LearnerCheckpoints:
         return int(task.ctx.train_iter)
 
     def _generators(self) -> List[np.random.RandomState]:
-        """Those that the replays' samplers have of their own; others draw from numpy's."""
+        """Return the random generators of the replays' samplers. Samplers without one use numpy's global generator."""
         return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
 
 
 def _when_it_stops(call: Callable[[], None]) -> None:
-    """Before the task of a process alone does: it has no event for that, and may finish when all middleware is done."""
+    """
+    Call ``call`` in ``task.stop``, for a run of one process. Its task has no event for its end, and may finish after
+    the last call of any middleware.
+    """
     stop = task.stop
 
     def stop_after() -> None:
@@ -355,7 +360,7 @@ def _is_better(ctx: OnlineRLContext, best: float) -> bool:
 
 
 def random_states() -> Dict[str, Any]:
-    """Of python, numpy and torch; in tensors and numbers, which anybody may read without running anything."""
+    """Return the random states of Python, numpy and torch, as tensors and numbers that load without running code."""
     states: Dict[str, Any] = dict(python=random.getstate(), torch=torch.get_rng_state())
     states['numpy'] = _numpy_state(np.random.get_state(legacy=True))
     if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -369,7 +374,7 @@ def set_random_states(states: Dict[str, Any]) -> None:
     np.random.set_state(_from_numpy_state(states['numpy']))
     torch.set_rng_state(states['torch'])
     if 'cuda' in states and torch.cuda.is_available():
-        for device, state in zip(range(torch.cuda.device_count()), states['cuda']):  # there may be fewer by now
+        for device, state in zip(range(torch.cuda.device_count()), states['cuda']):  # this host may have fewer
             torch.cuda.set_rng_state(state, device)
 
 

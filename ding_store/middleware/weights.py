@@ -1,4 +1,4 @@
-"""The model exchangers: policy weights from the learner to everybody, as one versioned value per policy."""
+"""The model exchangers: send policy weights from the learner to all members, as one versioned value per policy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from ding_store.middleware.waiting import best_effort
 if TYPE_CHECKING:
     from ding.framework import Context
 
-#: How long a receiver that must not use old weights waits for new ones before it goes on with them, as in DI-engine.
+#: How long a receiver waits for newer weights if its own are too old. Then it continues with the old ones, as in
+#: DI-engine.
 MAX_WAIT_S = 60.0
-#: The log tells versions and lag so often: the line of figures does only where there is a launcher.
+#: How often the sender logs version and lag. A launcher prints them in its progress line as well.
 SAY_EVERY_S = 10.0
 
 
@@ -35,15 +36,16 @@ def model_exchanger(
 ) -> Any:
     """
     Overview:
-        Exchange weights through the store; ModelExchanger's place, with the difference that a collector loads the
-        newest version there is and does not wait for a newer one: the pace is kept by the context exchanger.
+        Create the middleware that exchanges weights through the store, in place of DI-engine's ``ModelExchanger``. It
+        differs in one way: a collector loads the newest version and does not wait for a newer one. The context
+        exchanger keeps the pace.
     Arguments:
-        - model_loader: Accepted for compatibility and not needed.
-        - name (:obj:`str`): Which policy, for runs with several.
-        - acting (:obj:`Optional[bool]`): Whether its version is the one of this process's rows; None: if it is the
-          process's first.
+        - model_loader: Accepted for compatibility and ignored.
+        - name (:obj:`str`): The name of the policy, for runs with several.
+        - acting (:obj:`Optional[bool]`): True: rows of this process are marked with this policy's version. None: only
+          if it is the process's first policy.
     Raises:
-        - ConfigError: Another policy of this process acts already.
+        - ConfigError: Another policy of this process has ``acting=True``.
     """
     if not _is_parallel('model exchanger'):
         return task.void()
@@ -65,21 +67,22 @@ def periodical_model_exchanger(
 ) -> Any:
     """
     Overview:
-        PeriodicalModelExchanger's place and meanings, with the difference that a receiver waits for newer weights only
-        if a toleration is given: else it goes on with the newest there are.
+        Create the middleware that exchanges weights periodically, in place of DI-engine's
+        ``PeriodicalModelExchanger``. It differs in one way: without a toleration, a receiver does not wait for newer
+        weights, but continues with the newest version.
     Arguments:
         - mode (:obj:`str`): 'send' or 'receive'.
-        - period (:obj:`int`): Weights are sent before the first iteration, and after the first and every ``period``-th
-          that follows. A receiver takes the newest once it, or one before it that was not taken, is of such an
-          iteration: as rarely as DI-engine's, and never older ones.
-        - delay_toleration (:obj:`Optional[float]`): For how many seconds weights may be used after they were sent, by
-          the clocks of both hosts.
-        - stale_toleration (:obj:`Optional[int]`): For how many iterations they may be used.
-        - event_name (:obj:`str`): Which policy, for runs with several.
-        - model_loader: Accepted for compatibility and not needed.
-        - acting (:obj:`Optional[bool]`): As ``model_exchanger``'s.
+        - period (:obj:`int`): A sender publishes before the first iteration, after it, and after every ``period``-th
+          that follows. A receiver loads the newest version once the sender has passed such an iteration. It loads as
+          rarely as DI-engine's, and never an older version.
+        - delay_toleration (:obj:`Optional[float]`): Seconds for which weights may be used after they were sent, by the
+          clocks of both hosts.
+        - stale_toleration (:obj:`Optional[int]`): Number of iterations for which weights may be used.
+        - event_name (:obj:`str`): The name of the policy, for runs with several.
+        - model_loader: Accepted for compatibility and ignored.
+        - acting (:obj:`Optional[bool]`): See ``model_exchanger``.
     Raises:
-        - ConfigError: A bad mode, period or toleration; another policy of this process acts already.
+        - ConfigError: A bad mode, period or toleration, or another policy of this process has ``acting=True``.
     """
     if mode not in ('send', 'receive'):
         raise ConfigError(f"mode ({mode!r}) must be 'send' or 'receive'")
@@ -106,7 +109,7 @@ def _is_parallel(what: str) -> bool:
 
 
 class _WeightsExchanger:
-    """What the two sides share: the name of the policy, and that its version is known in this process."""
+    """Base of sender and receiver: registers the policy in this process's session."""
 
     def __init__(self, session: RunSession, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
         self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
@@ -114,7 +117,7 @@ class _WeightsExchanger:
         self.version = 0
 
     def _tell(self, ctx: Context) -> None:
-        """Every iteration's ctx is a new one."""
+        """Put the policies' versions into ``ctx``, which is a new object in each iteration."""
         ctx.policy_versions = dict(self._session.policy_versions)
         if self._session.acting_policy == self._name:
             ctx.policy_version = self.version
@@ -123,14 +126,14 @@ class _WeightsExchanger:
 class WeightsSender(_WeightsExchanger):
     """
     Overview:
-        Publish the model once before training, and after every ``period``-th iteration if it trained; while the store
-        is away training goes on without.
+        Publishes the model once before training, and after every ``period``-th iteration that trained. While the store
+        is away, training continues, and the newest weights are published later.
     Output of ctx:
-        - policy_version (:obj:`int`): Of the acting policy's weights that were published last.
-        - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
+        - policy_version (:obj:`int`): Version of the acting policy that was published last.
+        - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
     """
 
-    __ding_store_harmless__ = True  # Of each class itself: a task copies what is its own.
+    __ding_store_harmless__ = True  # In each class itself: a task copies only a class's own attributes.
 
     def __init__(
         self, session: RunSession, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
@@ -141,7 +144,7 @@ class WeightsSender(_WeightsExchanger):
         self._published_iter: Optional[int] = None
         self._is_due = self._is_claimed = False
         self._pinned: Dict[str, torch.Tensor] = {}
-        # Statistics are no weights: a running variance may be out of the range of half precision, or vanish in it.
+        # Buffers are not rounded: a running variance may overflow or vanish in half precision.
         self._buffers = {buffer_name for buffer_name, _ in model.named_buffers(remove_duplicate=False)}
         self._not_rounded: List[str] = []
         self._say_at = 0.0
@@ -155,16 +158,16 @@ class WeightsSender(_WeightsExchanger):
         self._num_iterations += 1
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
-        if self._is_due and not self._session.store.is_away:  # else when it is back, the newest there are by then
+        if self._is_due and not self._session.store.is_away:  # else later, with the weights of that time
             self._publish(ctx)
 
     def _publish(self, ctx: Context) -> None:
-        """They are still due where the store is away, or full."""
+        """Publish the weights. If the store is away or full, they remain due."""
         dtype = self._session.config.weights_dtype
         header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
         header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
-        # A learner that was started again knows of versions that the store may have lost, and rows have.
+        # A restarted learner has version numbers that the store may have lost and that rows are marked with.
         self._session.store.set_start_version(self._value, self._session.policy_versions[self._name])
         try:
             with best_effort(self._session.store):
@@ -179,7 +182,7 @@ class WeightsSender(_WeightsExchanger):
 
     def _claim(self) -> None:
         if not self._is_claimed:
-            advice = 'Let one process send it, or name each policy (event_name, in ModelExchanger name)'
+            advice = 'Let one process send it, or name each policy (event_name, or name for ModelExchanger)'
             claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice)
             self._is_claimed = True
 
@@ -201,14 +204,14 @@ class WeightsSender(_WeightsExchanger):
 class WeightsReceiver(_WeightsExchanger):
     """
     Overview:
-        Load the newest published version, if it is newer than the one at hand.
+        Loads the newest published version, if it is newer than the loaded one.
     Output of ctx:
-        - policy_version (:obj:`int`): Of the acting policy's weights that this iteration works with; 0: its own.
-        - policy_versions (:obj:`Dict[str, int]`): The same of all policies of this process, by name.
+        - policy_version (:obj:`int`): Version of the acting policy in this iteration. 0: no published one was loaded.
+        - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
     Arguments:
-        - max_iterations (:obj:`Optional[int]`): After as many with the same weights newer ones are waited for.
-        - max_age_s (:obj:`Optional[float]`): The same, so many seconds after they were sent.
-        - period (:obj:`int`): Newer weights are taken once so many iterations of the sender.
+        - max_iterations (:obj:`Optional[int]`): Wait for newer weights after this many iterations with the same ones.
+        - max_age_s (:obj:`Optional[float]`): Wait for newer weights this many seconds after the last ones were sent.
+        - period (:obj:`int`): Load newer weights once in this many iterations of the sender.
     """
 
     __ding_store_harmless__ = True
@@ -225,10 +228,10 @@ class WeightsReceiver(_WeightsExchanger):
     ) -> None:
         super().__init__(session, model, name, acting)
         self._max_iterations, self._max_age_s, self._period = max_iterations, max_age_s, period
-        self._num_iterations = 0  # with the weights at hand
+        self._num_iterations = 0  # with the loaded weights
         self._sent_at = time.time()
         self._sent_iteration = -1
-        self._seen = 0  # the newest version, loaded or left for the period's sake
+        self._seen = 0  # the newest version that was loaded, or skipped because of ``period``
         self._lost = ''
 
     def __call__(self, ctx: Context) -> None:
@@ -254,7 +257,7 @@ class WeightsReceiver(_WeightsExchanger):
         done = self._session.wait_for(f'weights newer than version {before}', attempt, 'learner')
         if done and self._is_too_old():
             logging.warning(
-                f'ding_store: no weights that are new enough within {MAX_WAIT_S:.0f} s, going on with version '
+                f'ding_store: no weights that are new enough within {MAX_WAIT_S:.0f} s. Continuing with version '
                 f'{self.version} of {self._value!r}'
             )
 
@@ -264,11 +267,11 @@ class WeightsReceiver(_WeightsExchanger):
         except PayloadLost as error:
             if str(error) != self._lost:
                 self._lost = str(error)
-                logging.warning(f'ding_store: going on with version {self.version}: {error}')
+                logging.warning(f'ding_store: continuing with version {self.version} of {self._value!r}: {error}')
             return False
         if value is None:
             return False
-        # A script that puts weights itself need not say of which iteration they are: then each version is taken.
+        # A script that puts weights itself may leave out the iteration. Then each version is loaded.
         header: Dict[str, Any] = dict(value.header)
         counts = (header.get(name) for name in ('iteration', 'train_iter'))
         iteration, train_iter = (int(count or 0) if is_count(count) else 0 for count in counts)
@@ -284,6 +287,9 @@ class WeightsReceiver(_WeightsExchanger):
         return True
 
     def _is_of_period(self, iteration: int) -> bool:
-        """Whether a multiple of the period was sent since; a sender that was started again counts from 0 again."""
+        """
+        Return True if the sender has reached another multiple of the period since the loaded version. A restarted
+        sender counts iterations from 0 again.
+        """
         is_next = iteration // self._period > self._sent_iteration // self._period
         return self.version == 0 or is_next or iteration <= self._sent_iteration

@@ -248,7 +248,7 @@ def test_an_end_that_cannot_be_noted_keeps_nobody_from_hearing_of_it(tmp_path, m
     assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_1.pth.tar']
     assert made._directory.run is not None
     assert caplog.text.count('No space left') == 2
-    assert f'{tmp_path}: that this run has ended could not be noted, so the next one goes on from here' in caplog.text
+    assert f'{tmp_path}: the end of this run could not be written, so the next run resumes' in caplog.text
 
 
 def name_of(descriptor):
@@ -333,7 +333,7 @@ def test_a_file_that_another_wrote_there_is_named(tmp_path):
     run(tmp_path / 'ckpt', policy)
     task.ctx.train_iter = 100
     CkptSaver(policy, str(tmp_path), train_freq=100)(task.ctx)
-    with pytest.raises(ConfigError, match=r"iteration_100\.pth\.tar' was not written by this run"):
+    with pytest.raises(ConfigError, match=r"iteration_100\.pth\.tar' was not written by ding_store"):
         run(tmp_path / 'ckpt', policy_of())
 
 
