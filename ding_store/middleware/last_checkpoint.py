@@ -1,9 +1,9 @@
 """
-A process's last checkpoint: its launchers, the end of its parent and signals wait for it.
+The last checkpoint of a process. Launchers, the end of its parent and signals wait for it.
 
-A signal that would end a learner with checkpoints is held back until a moment between two updates, or to the end of a
-checkpoint that is being written, and comes then. Not for ever, and never a second one of its kind; but a main thread
-that hangs in a C call hears of none, and SIGKILL alone ends it.
+A signal that would end a learner with checkpoints is held back. It is delivered between two updates, or after a
+checkpoint that is being written. It is held for a limited time. A second signal of its kind is delivered at once. If the
+main thread hangs in a C call, no handler runs, and only SIGKILL ends the process.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from typing import Any, Dict, Iterator, List, Optional, Union
 
 logger = logging.getLogger(__name__)
 
-#: How long a process may take for its last checkpoint.
+#: How long a process may take to write its last checkpoint.
 SAVE_S = 600.0
-#: How long it may take to come to it: an iteration that takes longer is broken off. Less than launchers wait.
+#: How long it may take to begin it. An iteration that takes longer is interrupted. Launchers wait longer than this.
 ARRIVE_S = 8.0
-#: Two signals of a kind within this time are one: a scheduler told all processes, and a launcher handed its own on.
+#: Two equal signals within this time count as one. A scheduler may signal all processes, while a launcher forwards its
+#: own signal.
 SAME_S = 1.0
-#: What a process is called while it writes one (in ``ps``, too), of no more characters than the kernel keeps.
+#: Name of a process, as in ``ps``, while it writes one. The kernel keeps at most 15 characters.
 NAME = 'ding_store-save'
-#: The last one is how mpire's pool, and so ``ditask``, interrupts its workers.
+#: Signals that are held back. mpire's pool, and so ``ditask``, interrupts its workers with SIGUSR1.
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _ends_later = threading.RLock()
 
@@ -37,8 +38,8 @@ _ends_later = threading.RLock()
 def saving() -> Iterator[None]:
     """
     Overview:
-        Write a last checkpoint in this block. Who looks sees by the process's name that it does, and a signal that
-        would end it comes after the block; a second one comes at once.
+        Write a last checkpoint in this block. The process's name shows it to others, see ``is_saving``. A signal that
+        would end the process is delivered after the block. A second one is delivered at once.
     """
     with _ends_later, _named():
         is_held = _signals.hold()
@@ -52,9 +53,9 @@ def saving() -> Iterator[None]:
 class LastCheckpoint:
     """
     Overview:
-        A process that would write a checkpoint before it ends: from ``expect`` to ``done`` signals are held back. Who
-        finds that it is told to end, at a moment at which there is a whole state, writes one and calls ``done``. If
-        nobody has begun to within ``ARRIVE_S``, the process ends without.
+        Holds signals back from ``expect`` to ``done``, for a process that writes a checkpoint before it ends. When the
+        state is whole, the process checks ``is_told``. If it is True, the process writes a checkpoint and calls
+        ``done``. If it has not begun within ``ARRIVE_S``, it ends without one.
     """
 
     _is_expected = False
@@ -64,12 +65,12 @@ class LastCheckpoint:
 
     @property
     def is_told(self) -> bool:
-        """In the thread that signals interrupt; no other may write it."""
+        """True if the process must end. Only in the main thread, which alone may write the last checkpoint."""
         is_told = bool(_signals.heard) or _signals.parent_is_gone
         return self._is_expected and is_told and threading.current_thread() is threading.main_thread()
 
     def done(self) -> None:
-        """What was held back comes now."""
+        """Deliver the signals that were held back."""
         if self._is_expected:
             self._is_expected = False
             _signals.release()
@@ -78,8 +79,8 @@ class LastCheckpoint:
 def wait_until_saved() -> None:
     """
     Overview:
-        Called in another thread of a process whose parent is gone: let it write its last checkpoint, if it has one to
-        write, for ``ARRIVE_S`` and ``SAVE_S`` at most.
+        Wait until this process has written its last checkpoint, if it has one to write. Another thread calls this when
+        the parent is gone. It waits for ``ARRIVE_S`` and ``SAVE_S`` at most.
     """
     _signals.tell_of_parent()
     if _ends_later.acquire(timeout=SAVE_S):
@@ -87,14 +88,14 @@ def wait_until_saved() -> None:
 
 
 def is_saving(pid: int) -> bool:
-    """Whether another process of this host is in such a block; not, where /proc does not say so."""
+    """Return True if another process of this host is in a ``saving`` block. False if /proc does not show its name."""
     return _name_of(pid) == NAME.encode()
 
 
 @contextlib.contextmanager
 def _named() -> Iterator[None]:
     before = _name_of('self')
-    if before:  # else nobody could see the other one either, or it could not be given back
+    if before:  # else /proc is not readable, so no process could see the new name, and it could not be restored
         _rename(NAME.encode())
     try:
         yield
@@ -104,7 +105,7 @@ def _named() -> Iterator[None]:
 
 
 def _name_of(pid: Union[int, str]) -> bytes:
-    """Empty where it cannot be seen."""
+    """Return the name of a process. Empty if it cannot be read."""
     try:
         return Path(f'/proc/{pid}/comm').read_bytes()[:-1]
     except OSError:
@@ -112,12 +113,12 @@ def _name_of(pid: Union[int, str]) -> bytes:
 
 
 def _rename(name: bytes) -> None:
-    with contextlib.suppress(OSError):  # of a /proc that is read-only: then nobody waits, but it is written
+    with contextlib.suppress(OSError):  # /proc is read-only: the checkpoint is written, but no process waits for it
         Path('/proc/self/comm').write_bytes(name)
 
 
 class _HeldBack:
-    """Signals that end this process, from the first ``hold`` to the last ``release``."""
+    """Holds back signals that end this process, from the first ``hold`` to the last ``release``."""
 
     def __init__(self) -> None:
         self.heard: List[int] = []
@@ -125,11 +126,11 @@ class _HeldBack:
         self._heard_at: Dict[int, float] = {}
         self._num_holds = self._pid = 0
         self._before: Dict[int, Any] = {}
-        self._news: Any = queue.SimpleQueue()  # which may be put into by a handler, whatever it has interrupted
+        self._news: Any = queue.SimpleQueue()  # a handler may put into it, whatever code it has interrupted
         self._is_over = threading.Event()
 
     def hold(self) -> bool:
-        """False outside of the main thread, which alone hears them."""
+        """Hold signals back. Return False outside of the main thread, because only that one runs handlers."""
         if threading.current_thread() is not threading.main_thread():
             return False
         self._num_holds += 1
@@ -137,7 +138,7 @@ class _HeldBack:
             self.heard, self._pid, self._news, self._is_over = [], os.getpid(), queue.SimpleQueue(), threading.Event()
             handlers: Dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
             self._before = {n: handler for n, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
-            with contextlib.suppress(RuntimeError):  # no more threads: then nobody says so, nor breaks off an iteration
+            with contextlib.suppress(RuntimeError):  # no more threads: no log line, and a long iteration is not ended
                 threading.Thread(target=self._attend, args=(self._news,), name='ding_store-told', daemon=True).start()
             for number in self._before:
                 signal.signal(number, self._note)
@@ -149,16 +150,16 @@ class _HeldBack:
             self._give_back()
 
     def tell_of_parent(self) -> None:
-        """Returns when nothing is held back any more, or ``ARRIVE_S`` later."""
+        """Note that the parent is gone. Return when signals are no longer held back, or after ``ARRIVE_S``."""
         if self._num_holds:
             self.parent_is_gone = True
             self._is_over.wait(ARRIVE_S)
 
     def _note(self, number: int, frame: Any) -> None:
-        if os.getpid() != self._pid:  # a child that was forked meanwhile has our handlers, and nothing to save
+        if os.getpid() != self._pid:  # a forked child inherited the handlers, but has nothing to save
             self.heard = [number]
             self._give_back()
-        elif not self._num_holds:  # somebody's handler that came later calls this one: it is nobody's business any more
+        elif not self._num_holds:  # a handler that was set later calls this one, though nothing is held back any more
             self._pass_on(number, frame)
         elif number in self.heard:
             if time.monotonic() - self._heard_at[number] < SAME_S:
@@ -180,9 +181,9 @@ class _HeldBack:
             signal.raise_signal(number)
 
     def _give_back(self) -> None:
-        """All of them, also after an error: who raises out of a handler does not keep the others from theirs."""
+        """Restore all handlers and deliver the held signals, even if one of the handlers raises."""
         if threading.current_thread() is not threading.main_thread():
-            # Handlers can be changed in that one only: what comes is passed on from here on.
+            # Only the main thread may change handlers, so ours stay and pass later signals on.
             self._news.put(None)
             self._is_over.set()
             for number in self.heard:
@@ -191,7 +192,7 @@ class _HeldBack:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
         try:
             for number, handler in self._before.items():
-                if signal.getsignal(number) == self._note:  # else it is somebody's who came later
+                if signal.getsignal(number) == self._note:  # else other code has set its handler since
                     signal.signal(number, handler)
             for number in self.heard:
                 signal.pthread_kill(threading.get_ident(), number)
@@ -201,7 +202,10 @@ class _HeldBack:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _attend(self, news: Any) -> None:
-        """A thread, since the handlers interrupt whatever it is, also what is being logged."""
+        """
+        Log signals, and end an iteration that takes longer than ``ARRIVE_S``. This is a thread, because a handler must
+        not log: it may have interrupted a log call.
+        """
         ends: Optional[float] = None
         while True:
             try:
@@ -211,11 +215,11 @@ class _HeldBack:
             if number is None:
                 return
             ends = ends or time.monotonic() + ARRIVE_S
-            logger.warning('told to end, after a last checkpoint (once more to end without it)')
-        if _ends_later.acquire(blocking=False):  # else it is being written, for which others wait
+            logger.warning('signal received: this process ends after a last checkpoint. Send it again to end at once')
+        if _ends_later.acquire(blocking=False):  # else the checkpoint is being written, and the launcher waits for it
             try:
-                logger.warning('the iteration has not ended within %.0f s: there is no last checkpoint', ARRIVE_S)
-                for number in self.heard[:1]:  # the second time
+                logger.warning('the iteration has not ended within %.0f s: no last checkpoint is written', ARRIVE_S)
+                for number in self.heard[:1]:  # a second signal of its kind, which ends the process
                     signal.pthread_kill(threading.main_thread().ident or 0, number)
             finally:
                 _ends_later.release()

@@ -93,5 +93,5 @@ def test_a_script_by_itself_that_is_told_twice_at_once_saves_what_it_trained(tmp
         run.wait_for(lambda: 'Training: Train Iter(100)' in run.text, 'iterations')
         os.killpg(run.process.pid, number)
         assert run.wait() == 128 + number, run.text
-    assert 'checkpoint of iteration' in run.text.partition('told to end')[2]
+    assert 'checkpoint of iteration' in run.text.partition('signal received')[2]
     assert saved(tmp_path)[-1] >= 100

@@ -89,14 +89,14 @@ def test_others_see_it_and_it_ends(writer):
 def test_a_signal_comes_after_it_whatever_came_of_it(writer, numbers, said, code):
     for number in numbers:
         writer.send_signal(number)
-        assert 'told to end' in writer.stderr.readline()
+        assert 'signal received' in writer.stderr.readline()
     assert end_of(writer) == said
     assert writer.wait() == code
 
 
 def test_a_second_signal_comes_at_once(writer):
     writer.send_signal(signal.SIGTERM)
-    assert 'told to end' in writer.stderr.readline()
+    assert 'signal received' in writer.stderr.readline()
     writer.send_signal(signal.SIGTERM)
     assert writer.wait() == -signal.SIGTERM
     assert writer.stdout.read() == ''
@@ -110,7 +110,7 @@ def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number
     iterating.stdin.write('\n')
     assert iterating.stdout.readline() == 'iterating\n'
     iterating.send_signal(number)
-    assert 'told to end' in iterating.stderr.readline()
+    assert 'signal received' in iterating.stderr.readline()
     assert end_of(iterating) == said
     assert iterating.wait() == code
 
@@ -118,14 +118,14 @@ def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number
 def test_a_signal_that_a_launcher_hands_on_is_no_second_one(iterating):
     for _ in range(2):
         iterating.send_signal(signal.SIGINT)
-    assert 'told to end' in iterating.stderr.readline()
+    assert 'signal received' in iterating.stderr.readline()
     assert end_of(iterating) == ['saved', 'interrupted', 'ended']
 
 
 @pytest.mark.parametrize('arguments', [['60', '0']])
 def test_a_second_signal_breaks_an_iteration_off(iterating):
     iterating.send_signal(signal.SIGINT)
-    assert 'told to end' in iterating.stderr.readline()
+    assert 'signal received' in iterating.stderr.readline()
     iterating.send_signal(signal.SIGINT)
     assert iterating.stdout.read() == 'interrupted\nended\n'
 
@@ -139,7 +139,7 @@ def test_an_iteration_that_takes_too_long_is_broken_off(iterating, number, said,
     iterating.send_signal(number)
     assert iterating.stdout.read() == said
     assert iterating.wait() == code
-    assert 'there is no last checkpoint' in iterating.stderr.read()
+    assert 'no last checkpoint is written' in iterating.stderr.read()
 
 
 def test_a_forked_child_ends_when_it_is_told_to(iterating):

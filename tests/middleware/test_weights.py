@@ -470,7 +470,7 @@ def test_versions_of_several_policies_are_told_apart(exchanger):
         each._session.member.report(session.store)
     assert 'policy red v7 (lag 2), blue v1 (lag 0) ' in Figures.of(Members(session.store).refresh()).line()
     in_process_of(other, 'collector', 'blue', acting=True)
-    with pytest.raises(ConfigError, match="'green'.*'blue'"):
+    with pytest.raises(ConfigError, match="'blue'.*'green'"):
         in_process_of(other, 'collector', 'green', acting=True)
 
 
