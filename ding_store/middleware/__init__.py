@@ -1,4 +1,4 @@
-"""The store in DI-engine's task: the only layer that touches ``task``."""
+"""DI-engine middleware that uses the store, and the parts of a task pipeline."""
 
 from ding_store.middleware.pipeline import Pipeline, pipeline
 

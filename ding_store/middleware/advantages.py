@@ -1,4 +1,4 @@
-"""On the learner: advantages of what was collected, on the way into a replay (PPO off-policy)."""
+"""Advantage estimator of the learner, for experience on its way into a replay (off-policy PPO)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ stock_estimator = stock(advantage_estimator.gae_estimator)
 def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Callable:
     """
     Overview:
-        Advantages by the policy's own values; DI-engine's gae_estimator. What it pushes enters the buffer at once, with
-        what says how far the learner is: after a kill all steps of a chunk are there, or none.
+        Create the middleware that estimates advantages from the policy's values, in place of DI-engine's
+        ``gae_estimator``. It pushes all steps of a chunk into the buffer at once, with the consumer offset. After a
+        kill the buffer has all of them or none.
     Input of ctx:
         - trajectories (:obj:`List`): Steps with ``obs``, ``next_obs``, ``reward``, ``done``.
-        - trajectory_end_idx (:obj:`List[int]`): Where trajectories end that did not come to their end.
+        - trajectory_end_idx (:obj:`List[int]`): Indices of the last steps of trajectories that were cut off.
     Output of ctx:
-        - train_data: All of them, without ``buffer_``; with it nothing.
+        - train_data: All steps, if there is no ``buffer_``.
     """
     if not isinstance(buffer_, StoreBuffer) or (task.router.is_active and not task.has_role(task.role.LEARNER)):
         return stock_estimator(cfg, policy, buffer_)
@@ -45,7 +46,7 @@ def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Ca
         buffer_.extend_elements(elements, metas, commit=note)
 
     def takes_no_columns() -> None:
-        logging.info('ding_store: advantages are estimated of elements, so each chunk becomes ctx.trajectories for it')
+        logging.info('ding_store: advantages are estimated from elements, so each chunk becomes ctx.trajectories')
 
     setattr(_gae, PUSH_COLUMNS, takes_no_columns)
     setattr(_gae, REPLAY, replay)
@@ -53,7 +54,7 @@ def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Ca
 
 
 class _Pushed:
-    """In the buffer's place: what the stock estimator pushes, one by one."""
+    """Stands in for the buffer, and collects the elements that DI-engine's estimator pushes one by one."""
 
     def __init__(self) -> None:
         self._elements: List[Any] = []

@@ -1,4 +1,4 @@
-"""Chunks of elements that no columns can hold, pickled: only where ``store.allow_pickle`` says so."""
+"""Pickled chunks, for elements that columns cannot hold. Only with ``store.allow_pickle``."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ import treetensor.torch as ttorch
 from ding_store.storage.base import Array, Entry
 from ding_store.storage.encoding.framing import corrupt_entry
 
-#: In the place of a schema, and of its columns.
+#: Stands in a header for the schema, and names the entry's only array.
 PICKLED = 'pickle'
-#: What is to be added to leaves, by who unpickles them.
+#: Header field: key of an element -> number that the reader adds to that leaf.
 OFFSETS = 'offsets'
-_REFUSED = 'its elements are pickled; store.allow_pickle=True takes them, from whoever may write to the store'
+_REFUSED = (
+    'its elements are pickled. Set store.allow_pickle=True to accept them: every process that can write to the store '
+    'can then run code here'
+)
 
 
 def pickled(elements: Sequence[Any], offsets: Dict[str, int]) -> Tuple[Dict[str, Any], Dict[str, Array]]:
     """
+    Overview:
+        Pickle elements into one array.
     Arguments:
-        - offsets (:obj:`Dict[str, int]`): Key of an element -> what is to be added there, not to the caller's own.
+        - offsets (:obj:`Dict[str, int]`): Key of an element -> number that the reader adds. The elements here stay
+          unchanged.
     Returns:
-        - header, arrays: Of the entry, besides what is in every chunk's header.
+        - header, arrays: The fields to add to the chunk's header, and the entry's arrays.
     """
     data = io.BytesIO()
     _Pickler(data, pickle.HIGHEST_PROTOCOL).dump(list(elements))
@@ -33,7 +39,7 @@ def pickled(elements: Sequence[Any], offsets: Dict[str, int]) -> Tuple[Dict[str,
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors become those of the CPU, as elements do that are no objects: who reads them may have no such GPU."""
+    """Pickles tensors as CPU tensors, because the reader's host may have no such GPU."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type != 'cpu':
@@ -46,12 +52,12 @@ def is_pickled(entry: Entry) -> bool:
 
 
 def what_is_wrong(entry: Entry, is_allowed: bool) -> str:
-    """With a pickled entry, as far as that can be told without running what is in it; '' for nothing."""
+    """Return why a pickled entry is refused, or '' if it is not. This runs no code from the entry."""
     if not is_allowed:
         return _REFUSED
     array, offsets = entry.arrays.get(PICKLED), entry.header.get(OFFSETS)
     if not isinstance(offsets, dict) or not all(type(offset) is int for offset in offsets.values()):
-        return f'{OFFSETS} ({offsets!r}) are none'
+        return f'{OFFSETS} ({offsets!r}) are not integers'
     is_bytes = array is not None and array.dtype == np.uint8 and array.ndim == 1
     return '' if is_bytes and entry.header['rows'] else 'it has no pickled elements'
 
@@ -59,23 +65,23 @@ def what_is_wrong(entry: Entry, is_allowed: bool) -> str:
 def unpickled(entry: Entry) -> List[Any]:
     """
     Overview:
-        What was pickled into an entry. This runs whatever its writer put into it: ask ``what_is_wrong`` first.
+        Unpickle an entry's elements. This runs code that its writer chose, so call ``what_is_wrong`` first.
     Raises:
-        - CorruptPayload: It cannot be unpickled here, or is something else.
+        - CorruptPayload: The bytes cannot be unpickled here, or are no list of elements.
     """
     try:
         elements = pickle.loads(entry.arrays[PICKLED].tobytes())  # noqa: S301 the user allowed it
-    except Exception as e:  # noqa: BLE001 - whatever a class's own code does there
+    except Exception as e:  # noqa: BLE001 - a pickled class's code may raise anything
         reason = f'it cannot be unpickled here: {type(e).__name__}: {e}'
         raise corrupt_entry(entry.stream, entry.id, reason, entry.writer, entry.sequence) from e
     if not isinstance(elements, list) or len(elements) != entry.header['rows']:
-        reason = 'what was pickled is no list of its elements'
+        reason = 'its pickled object is not a list of its elements'
         raise corrupt_entry(entry.stream, entry.id, reason, entry.writer, entry.sequence)
     return elements
 
 
 def add_offsets(elements: List[Any], entry: Entry) -> List[Any]:
-    """To what was unpickled, in place: what the entry's header says is to be added."""
+    """Add the header's offsets to unpickled elements, in place."""
     for element in elements:
         for name, offset in entry.header[OFFSETS].items():
             if isinstance(element, (dict, ttorch.Tensor)) and name in element:

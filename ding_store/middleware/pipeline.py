@@ -1,4 +1,4 @@
-"""The flag: what a task pipeline gets for its config, the store's parts or DI-engine's own."""
+"""The parts of a task pipeline: ding_store's if the config's ``store`` block enables it, else DI-engine's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional
 from ding_store.config import StoreConfig
 from ding_store.middleware.replay_settings import ReplaySettings
 
-#: What stands in for DI-engine's middleware of the same names.
+#: Names of DI-engine's middleware that ding_store replaces.
 MIDDLEWARE = (
     'ContextExchanger',
     'ModelExchanger',
@@ -25,14 +25,15 @@ MIDDLEWARE = (
 class Pipeline:
     """
     Overview:
-        The parts of a task pipeline under one config flag. With the flag off every attribute is DI-engine's
-        own class, and nothing of redis is imported.
+        The parts of a task pipeline under one config flag. With the flag off, every attribute is DI-engine's own class,
+        and redis is not imported.
     Members:
-        - DequeBuffer, and the names in ``MIDDLEWARE``: called as their namesakes in DI-engine.
-        - replay (:obj:`Callable`): The buffer that a config asks for, ``replay(cfg)``: see ``ReplaySettings``.
-        - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, to be used beside CkptSaver; void when off.
-        - CkptSaver (:obj:`Callable`): DI-engine's with Checkpointer in one.
-        - session (:obj:`Optional[RunSession]`): This process's part in the run; None when off.
+        - DequeBuffer, and the names in ``MIDDLEWARE``: Called like DI-engine's classes of the same names.
+        - replay (:obj:`Callable`): ``replay(cfg)`` creates the buffer of a config, see ``ReplaySettings``.
+        - Checkpointer (:obj:`Callable`): ``Checkpointer(policy)``, used in addition to CkptSaver. Void with the flag
+          off.
+        - CkptSaver (:obj:`Callable`): DI-engine's CkptSaver followed by Checkpointer.
+        - session (:obj:`Optional[RunSession]`): This process's session in the run. None with the flag off.
     Examples:
         >>> parts = pipeline(cfg)
         >>> buffer_ = parts.DequeBuffer(size=cfg.policy.other.replay_buffer.replay_buffer_size)
@@ -102,10 +103,10 @@ class Pipeline:
 def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) -> Pipeline:
     """
     Overview:
-        The parts for a config whose ``store`` block says whether, and how, the store is used.
+        Return the pipeline parts for a config. Its ``store`` block enables and configures the store.
     Arguments:
         - cfg (:obj:`Mapping`): main_config, or the compiled config.
-        - store (:obj:`Optional[Mapping]`): The block, where it is not in ``cfg``.
+        - store (:obj:`Optional[Mapping]`): The block, if it is not in ``cfg``.
     Raises:
         - ConfigError: An unknown key or a bad value in the block.
     """
@@ -113,5 +114,5 @@ def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) 
     exp_name = str(cfg.get('exp_name', 'default'))
     config = StoreConfig.from_block(block, default_run=exp_name or 'default')
     if config.enable and config.checkpoint is not None:
-        config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # of a CkptSaver beside our Checkpointer
+        config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # a CkptSaver of the script may write there
     return Pipeline(config)

@@ -1,15 +1,15 @@
-"""DI-engine's own parts, under `ding-store run` too, where others stand in their place."""
+"""Access to DI-engine's own parts, also under `ding-store run`, which puts replacements in their place."""
 
 from __future__ import annotations
 
 from typing import TypeVar
 
 T = TypeVar('T')
-#: What stands in for a class or function of DI-engine has it under this name.
+#: A replacement has DI-engine's class or function as an attribute of this name.
 STOCK = '__ding_store_stock__'
 
 
 def stock(part: T) -> T:
-    """DI-engine's class or function, of itself or of what stands in for it."""
+    """Return DI-engine's class or function, given itself or its replacement."""
     found: T = getattr(part, STOCK, part)
     return found

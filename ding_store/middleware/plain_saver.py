@@ -14,9 +14,10 @@ CkptSaver = stock(ckpt_handler.CkptSaver)
 def stock_saver(*args: Any, **kwargs: Any) -> Any:
     """
     Overview:
-        CkptSaver, called as it is. Learner and evaluator each look whether its directory is there, and make it.
+        Create DI-engine's CkptSaver. It fails if another process, such as the evaluator, creates its directory at the
+        same moment. Then create it again.
     """
     try:
         return CkptSaver(*args, **kwargs)
     except FileExistsError:
-        return CkptSaver(*args, **kwargs)  # the other one has made it in between
+        return CkptSaver(*args, **kwargs)  # now the directory is there

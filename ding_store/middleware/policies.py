@@ -1,4 +1,4 @@
-"""The policies that a process's checkpoints are of: a file has all of them, of one moment."""
+"""The policies in a process's checkpoints. A file holds all of them, from the same moment."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from ding_store.middleware.policy_state import left_out, set_left_out
 class Policies:
     """
     Overview:
-        The policies of one process, in the order in which they came: a script that is started again keeps to it. In a
-        checkpoint the first one's state is where DI-engine looks for it, and the others are under our key.
+        The policies of one process, in the order in which the script adds them. A restarted script uses the same order.
+        In a checkpoint the first policy's state is where DI-engine reads it. The others are under the key ``EXTRA``.
     """
 
     def __init__(self) -> None:
         self._policies: List[Any] = []
         self._path, self._is_resumed, self._is_complete = '', False, False
-        self._parts: List[Dict[str, Any]] = []  # of a checkpoint, for those that come
+        self._parts: List[Dict[str, Any]] = []  # one per policy of a loaded checkpoint
 
     def load(self, path: str, state: Dict[str, Any], is_resumed: bool) -> None:
         """
         Overview:
-            Let the policies begin with those of a checkpoint, each when it comes.
+            Set a checkpoint that the policies start from. ``add`` loads each policy's part.
         Arguments:
-            - is_resumed (:obj:`bool`): They are the same, and go on; else those that it does not have begin afresh.
+            - is_resumed (:obj:`bool`): True: the checkpoint must have the same policies. False: policies that it lacks
+              start anew.
         """
         self._path, self._is_resumed = path, is_resumed
         extra = state.get(EXTRA, {})
@@ -40,16 +41,16 @@ class Policies:
     def add(self, policy: Any) -> bool:
         """
         Overview:
-            Returns whether it is a new one.
+            Add a policy, and load its part of the checkpoint. Return False if it was added before.
         Raises:
-            - ConfigError: The checkpoint has another one in its place, or none; or it comes too late to begin with it.
+            - ConfigError: The checkpoint has another policy or none in its place, or training has begun.
         """
         if any(each is policy for each in self._policies):
             return False
         if self._is_complete:
             raise ConfigError(
-                'a Checkpointer (or CkptSaver) of another policy was made after the first iteration: what was resumed '
-                'is in use by then; make all of them before the first iteration'
+                'a Checkpointer (or CkptSaver) of another policy was created after training began, when it can no '
+                'longer resume. Create all of them before the first iteration.'
             )
         number = len(self._policies)
         self._policies.append(policy)
@@ -62,16 +63,16 @@ class Policies:
     def check_complete(self) -> None:
         """
         Overview:
-            All have come, and no other may; what was loaded is let go.
+            Refuse further policies from now on, and free the loaded checkpoint.
         Raises:
-            - ConfigError: The checkpoint that is resumed has more.
+            - ConfigError: The resumed checkpoint has more policies.
         """
         if self._is_resumed and len(self._policies) < len(self._parts):
             self._refuse()
         self._parts, self._is_resumed, self._is_complete = [], False, True
 
     def state(self) -> Dict[str, Any]:
-        """What a checkpoint holds of them."""
+        """Return the policies' states for a checkpoint."""
         first, *others = [_part(each) for each in self._policies]
         return {**first.pop('state'), EXTRA: {**first, 'others': others}}
 
@@ -79,13 +80,13 @@ class Policies:
         part, configured = self._parts[number], _settings(policy)
         try:
             policy.learn_mode.load_state_dict(part['state'])
-            if 'policy' in part:  # not in stock files, nor in ours of old
+            if 'policy' in part:  # DI-engine's files do not have it, nor do old ones of ding_store
                 set_left_out(policy, part['policy'])
         except (KeyError, RuntimeError, ValueError) as e:
             which = f'policy {number + 1} of {len(self._parts)}' if len(self._parts) > 1 else 'the policy'
             raise ConfigError(
-                f'{self._path} does not fit {which}: {e}; was the model changed? To begin afresh, name '
-                'another directory (store.checkpoint.path) or remove this one'
+                f'{self._path} does not fit {which}: {e}. If the model was changed, set store.checkpoint.path to '
+                'another directory, or remove this one, to start anew.'
             ) from e
         self._warn_of(configured, _settings(policy))
         schedules = part.get('schedules', {}) if self._is_resumed else {}
@@ -94,7 +95,10 @@ class Policies:
                 schedule.load_state_dict(schedules[name])
 
     def _warn_of(self, configured: List[Dict[str, Any]], loaded: List[Dict[str, Any]]) -> None:
-        """torch's optimizers have their settings in their state: what is configured now would be taken for used."""
+        """
+        Warn of optimizer settings that differ from the config. torch keeps them in the optimizer's state, so those in
+        the checkpoint replace the configured ones.
+        """
         pairs = [(name, old[name], new[name]) for old, new in zip(configured, loaded) for name in old if name in new]
         changed = dict.fromkeys(f'{name} is {new}, not {old}' for name, old, new in pairs if new != old)
         if changed:
@@ -102,14 +106,14 @@ class Policies:
 
     def _refuse(self) -> None:
         raise ConfigError(
-            f'{self._path} has {len(self._parts)} policies, and there are {len(self._policies)} now (those of '
-            'Checkpointer and CkptSaver): to begin afresh, name another directory (store.checkpoint.path) or remove '
-            'this one'
+            f'{self._path} has {len(self._parts)} policies, but Checkpointer and CkptSaver have '
+            f'{len(self._policies)} now. To start anew, set store.checkpoint.path to another directory or remove this '
+            'one.'
         )
 
 
 def _settings(policy: Any) -> List[Dict[str, Any]]:
-    """Of its optimizers, group by group; a learning rate is none where it follows a schedule."""
+    """Return the settings of a policy's optimizers, by group. A scheduled learning rate is left out."""
     own = {'params', 'lr'} if schedules_of(policy) else {'params'}
     groups = [group for each in optimizers_of(policy) for group in each.param_groups]
     return [{name: value for name, value in group.items() if name not in own} for group in groups]

@@ -1,4 +1,4 @@
-"""What a policy of DI-engine learns, and leaves out of its ``state_dict``: temperatures, statistics, counters."""
+"""State of a DI-engine policy that its ``state_dict`` leaves out: temperatures, statistics, counters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ding.utils import RunningMeanStd
 
 from ding_store.checkpoint.archive import leaves
 
-#: What policies count by themselves. Not all integers: the others are settings, which a resumed script may change.
+#: Attributes that policies count in. Other integers are settings, which a resumed script may change.
 COUNTERS = ('_forward_learn_cnt', '_train_iteration', 'train_cnt', 'cont_train_cnt', 'disc_train_cnt', 'gradient_steps')
 _STATISTICS = ('_mean', '_var', '_count')
 
@@ -19,12 +19,14 @@ _STATISTICS = ('_mean', '_var', '_count')
 def left_out(policy: Any, state: Mapping[str, Any]) -> Dict[str, Any]:
     """
     Overview:
-        What a policy needs to go on beside the state that it saves itself: tensors that are attributes (SAC's
-        ``_log_alpha``, but no temperature that is not learned), RunningMeanStd (PPO's value normalization), since when
-        target networks were not assigned, counters of ``COUNTERS``, and modules and optimizers with a tensor that
-        ``state`` does not hold.
+        Return what a policy needs to resume, in addition to its own ``state``:
+        - tensors that are attributes, such as SAC's ``_log_alpha``, but not a fixed temperature
+        - RunningMeanStd objects, such as PPO's value normalization
+        - the updates since the last assignment of target networks
+        - the counters in ``COUNTERS``
+        - modules and optimizers with a tensor that ``state`` does not hold
     Arguments:
-        - state (:obj:`Mapping`): As of the policy's ``learn_mode.state_dict()``.
+        - state (:obj:`Mapping`): The policy's ``learn_mode.state_dict()``.
     """
     saved = _addresses(state)
     return dict(
@@ -39,7 +41,7 @@ def left_out(policy: Any, state: Mapping[str, Any]) -> Dict[str, Any]:
 def set_left_out(policy: Any, state: Mapping[str, Any]) -> None:
     """
     Overview:
-        Let the policy go on from what ``left_out`` returned; attributes that it does not have are passed over.
+        Set a policy's attributes to the values that ``left_out`` returned. Attributes that it lacks are skipped.
     Raises:
         - ValueError, RuntimeError: A tensor or module has another shape.
     """
@@ -91,12 +93,12 @@ def _addresses(state: Mapping[str, Any]) -> Set[int]:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's numbers and arrays as tensors, of their type, which is what a checkpoint may hold."""
+    """Return numpy numbers and arrays as tensors of the same type, because a checkpoint holds only tensors."""
     return torch.from_numpy(np.array(value)) if isinstance(value, (np.ndarray, np.generic)) else value
 
 
 def _set_tensor(name: str, own: torch.Tensor, value: torch.Tensor) -> None:
-    """In place: an optimizer may hold it."""
+    """Copy a value into a tensor, in place because an optimizer may refer to the tensor."""
     if own.shape != value.shape:
         raise ValueError(f'{name!r}: expected shape {tuple(own.shape)}, got {tuple(value.shape)}')
     with torch.no_grad():

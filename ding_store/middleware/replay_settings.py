@@ -1,4 +1,4 @@
-"""Which replay a config asks for, in DI-engine's own words, as DI-engine's buffer or as the store's."""
+"""Replay settings of a config in DI-engine's keys, and the buffers made from them: DI-engine's or ding_store's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ding_store.errors import ConfigError
 from ding_store.replay_config import INFINITY, WrapperSettings
 
-#: The number in every element that says how old it is; DI-engine's collectors put it there.
+#: Leaf of every element that DI-engine's collectors set: the train iteration of its policy, which gives its age.
 AGE = 'collect_train_iter'
 
 
@@ -16,15 +16,16 @@ AGE = 'collect_train_iter'
 class ReplaySettings:
     """
     Overview:
-        From a config: ``policy.priority`` and ``policy.priority_IS_weight``, and ``policy.other.replay_buffer`` with
-        the keys of the config pipeline's buffer.
+        The replay settings of a config: ``policy.priority``, ``policy.priority_IS_weight``, and
+        ``policy.other.replay_buffer`` with the keys of the config pipeline's buffer.
     Arguments:
-        - buffer (:obj:`WrapperSettings`): What means something here: ``replay_buffer_size``, ``max_use``,
-          ``max_staleness`` (elements leave whose ``collect_train_iter`` is so far behind the newest),
-          ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``, ``sampler``,
-          ``sliced``, ``prefetch`` and ``path``. The store's alone are all but size, uses and priorities.
-        - priority (:obj:`bool`): Whether elements are sampled by priority.
-        - is_weight (:obj:`bool`): Whether batches have importance weights.
+        - buffer (:obj:`WrapperSettings`): These keys have an effect here: ``replay_buffer_size``, ``max_use``,
+          ``max_staleness``, ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``,
+          ``sampler``, ``sliced``, ``prefetch`` and ``path``. An element leaves if its ``collect_train_iter`` is
+          ``max_staleness`` behind the newest. DI-engine's buffer uses only size, ``max_use``, ``sliced`` and the
+          priority settings.
+        - priority (:obj:`bool`): Sample elements by priority.
+        - is_weight (:obj:`bool`): Add importance weights to batches.
     Raises:
         - ConfigError: A key is unknown, a value out of range, or ``sampler`` contradicts ``policy.priority``.
     """
@@ -38,7 +39,10 @@ class ReplaySettings:
         policy = cfg.policy
         priority = bool(policy.get('priority', False))
         if priority and policy.other.replay_buffer.get('sampler') in ('fifo', 'uniform'):
-            raise ConfigError('policy.other.replay_buffer.sampler leaves no choice: turn policy.priority off')
+            raise ConfigError(
+                'policy.other.replay_buffer.sampler is fifo or uniform, which ignore priorities. To use it, '
+                'turn policy.priority off.'
+            )
         settings = WrapperSettings.from_config({**policy.other.replay_buffer, 'priority': priority})
         if settings.max_staleness != INFINITY and settings.max_staleness != int(settings.max_staleness):
             raise ConfigError(f'replay_buffer.max_staleness ({settings.max_staleness!r}) must be an integer')
@@ -46,22 +50,22 @@ class ReplaySettings:
 
     @property
     def max_use(self) -> Optional[int]:
-        """None: any number of times. DI-engine's defaults say that by infinity."""
+        """Maximum number of times that an element is sampled. None: no limit, which DI-engine writes as infinity."""
         return None if self.buffer.max_use == INFINITY else int(self.buffer.max_use)
 
     def stock(self) -> Any:
-        """DequeBuffer with DI-engine's middleware. It knows no queues and ranks: it samples as if not asked for."""
+        """Create a DequeBuffer with DI-engine's middleware. It ignores ``sampler``, which only StoreBuffer supports."""
         from ding.data import DequeBuffer
         from ding.data.buffer.middleware import PriorityExperienceReplay, use_time_check
 
         buffer_ = DequeBuffer(size=int(self.buffer.replay_buffer_size), sliced=self.buffer.sliced)
         if self.is_weight:
-            buffer_.use(_name_weights)  # the first that is used is the last to see a sample
+            buffer_.use(_name_weights)  # the first middleware is the last to process a sample
         if self.priority:
             settings: Dict[str, Any] = dict(
                 priority_power_factor=self.buffer.priority_power_factor,
                 IS_weight_power_factor=self.buffer.IS_weight_power_factor,
-                # Its steps are divided by: 0, which is no annealing, by infinity.
+                # DI-engine divides by this. 0 means no annealing, which infinity gives there.
                 IS_weight_anneal_train_iter=self.buffer.IS_weight_anneal_train_iter or INFINITY,
             )
             buffer_.use(PriorityExperienceReplay(buffer_, IS_weight=self.is_weight, **settings))
@@ -70,9 +74,9 @@ class ReplaySettings:
         return buffer_
 
     def store(self, make: Callable) -> Any:
-        """``make(size, sampler=...)``: StoreBuffer."""
+        """Create a StoreBuffer by ``make(size, sampler=...)``."""
         options: Dict[str, Any] = {'sliced': True} if self.buffer.sliced else {}
-        # Only what was said: the flag's block has a prefetch and a path of its own.
+        # Pass these only if they are set, because the ``store`` block has settings for both as well.
         if self.buffer.prefetch:
             options['prefetch'] = int(self.buffer.prefetch)
         if self.buffer.path is not None:
@@ -90,7 +94,7 @@ class ReplaySettings:
         elif self.priority:
             settings = self.buffer.priority_settings()
             if not self.is_weight:
-                # Without importance weights nothing of the bias is corrected.
+                # Without importance weights, the bias of priorities is not corrected.
                 settings.update(beta=0.0, beta_end=0.0)
             sampler = (RankPrioritized if self.buffer.sampler == 'rank' else Prioritized)(**settings)
         max_age = None if self.buffer.max_staleness == INFINITY else int(self.buffer.max_staleness)
@@ -100,7 +104,7 @@ class ReplaySettings:
 
 
 def _name_weights(action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
-    """Recurrent policies of DI-engine look for importance weights under a name that its task pipeline does not use."""
+    """Copy importance weights to ``IS``: DI-engine's recurrent policies read them there, its task pipeline does not."""
     result: List[Any] = chain(*args, **kwargs)
     if action == 'sample':
         for item in result:

@@ -1,4 +1,4 @@
-"""State dicts <-> arrays: what a policy's weights are as one value of the store, and how they get into a model."""
+"""Conversion of policy weights: a state dict becomes the arrays of one value, and a value is loaded into a model."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ding_store.compiled import FAR_BYTES, copy_each_past_caches, load_for
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.storage.base import Value
 
-#: What floats may be published as, beside their own types.
+#: Types that floats may be rounded to when they are published.
 DTYPES = {'float16': torch.float16, 'bfloat16': torch.bfloat16}
-#: What torch.compile puts before names, of the model or of a part of it, and DistributedDataParallel.
+#: Prefixes that torch.compile and DistributedDataParallel put before names, of the model or of a part of it.
 _COMPILED, _DISTRIBUTED = '_orig_mod.', 'module.'
-#: So many differences between weights and a model are named.
+#: How many differences between weights and a model an error names.
 _MAX_NAMED = 10
-#: What a header says of the arrays, and what is meant where it does not.
+#: Fields of a header that describe the arrays, and their defaults.
 _FIELDS: Dict[str, Any] = {'shared': {}, 'others': {}, 'bfloat16': []}
-_EXTRA = '_extra_state'  # What torch calls a module's entry that is anything, set by a method of the module's.
+_EXTRA = '_extra_state'  # torch's name for a module's entry of any kind, set by the module's ``set_extra_state``
 
 
 def state_to_arrays(
@@ -32,17 +32,17 @@ def state_to_arrays(
 ) -> Tuple[Dict[str, Any], Dict[str, np.ndarray]]:
     """
     Overview:
-        A state dict as header and arrays; the arrays share memory with tensors that are on the CPU. Dicts that hold
-        tensors become names with ``/``, tensors that are the same memory one array, other entries a part of the
-        header. bfloat16 has no numpy dtype: its bits travel as int16.
+        Return a state dict as a header and arrays. The arrays share memory with tensors on the CPU. Nested dicts with
+        tensors become names with ``/``. Tensors with the same memory become one array. Other entries go into the
+        header. numpy has no bfloat16, so its bits travel as int16.
     Arguments:
-        - dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': what floats are rounded to; None: to nothing. A tensor
-          with a value out of the range of the type keeps its own, and is named in ``header['not_rounded']``.
-        - pinned (:obj:`Optional[Dict]`): Where tensors of a GPU are copied to; kept between calls.
-        - exact (:obj:`Container`): Names of tensors that ``dtype`` is not for.
+        - dtype (:obj:`Optional[str]`): Round floats to 'float16' or 'bfloat16'. None: do not round. A tensor with a
+          value out of the type's range keeps its type, and is named in ``header['not_rounded']``.
+        - pinned (:obj:`Optional[Dict]`): Pinned memory that GPU tensors are copied to. Pass the same dict to each call.
+        - exact (:obj:`Container`): Names of tensors that are not rounded.
     Raises:
-        - SchemaMismatch: Names an entry that is neither a dense tensor of numbers nor JSON-able, or a key that is no
-          part of a name.
+        - SchemaMismatch: An entry is neither a dense tensor of numbers nor storable as JSON, or a key is no string or
+          contains ``/``. The error names it.
     """
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(f'weights dtype {dtype!r} must be one of {", ".join(DTYPES)}')
@@ -83,7 +83,7 @@ def _are_names(shared: Any, arrays: Container[str]) -> bool:
 
 
 def _without_wrappers(own: Iterable[str], published: Collection[str]) -> Dict[str, str]:
-    """What published names are in the model, if wrappers of it or of the published one are the only difference."""
+    """Return published name -> name in the model, if they differ by wrappers' prefixes only. Else return {}."""
     mine = {_bare(name): name for name in own}
     theirs = {_bare(name): name for name in published}
     if mine.keys() != theirs.keys() or len(theirs) != len(published) or set(mine.values()) == set(published):
@@ -99,7 +99,7 @@ def _bare(name: str) -> str:
 
 
 def _prefixed(own: Collection[str], published: Collection[str]) -> str:
-    """In a few words that all names differ in one prefix; empty if that is not all."""
+    """Return a short text if all names differ by one prefix only. Else return ''."""
     for longer, shorter, whose in ((own, published, 'the model'), (published, own, 'the weights')):
         first = min(shorter, default='')
         for name in longer:
@@ -112,18 +112,19 @@ def _prefixed(own: Collection[str], published: Collection[str]) -> str:
 def load_arrays(target: Union[torch.nn.Module, MutableMapping[str, Any]], value: Value, in_place: bool = False) -> None:
     """
     Overview:
-        Copy a published version into a model's parameters and buffers, or into a state dict, where they are; all or
-        nothing. Floats may be of other types than the published ones.
+        Load a published version into a model's parameters and buffers, or into a state dict, in place. Load all of it,
+        or nothing if it does not fit. Float types may differ from the published ones.
     Arguments:
-        - in_place (:obj:`bool`): The model's parameters become the published arrays themselves, without a copy: all
-          processes of a host then share one. They are read-only, *writing to them ends the process*: for inference
-          only. Parameters of other types or on a GPU are copied as usual, and so are buffers.
+        - in_place (:obj:`bool`): Let the model's parameters be the published arrays, without a copy. All processes of a
+          host then share the memory. It is read-only, and *a write to it ends the process*, so use it for inference
+          only. Buffers are copied as usual, and so are parameters of other types or on a GPU.
     Raises:
-        - SchemaMismatch: Names what is missing, unexpected, of another shape or kind; the model is unchanged.
+        - SchemaMismatch: The error names entries that are missing, unexpected, or of another shape or kind. The model
+          is unchanged.
     """
     is_module = isinstance(target, torch.nn.Module)
     own = dict(_leaves(target.state_dict() if isinstance(target, torch.nn.Module) else target))
-    # Extra state is set by a method of the module: what that takes is its own matter.
+    # A module's method sets its extra state, so only the module can check it.
     fixed = {name: entry for name, entry in own.items() if not (is_module and _is_extra(name))}
     shared, others, rounded = (value.header.get(name, empty) for name, empty in _FIELDS.items())
     if not (isinstance(others, dict) and isinstance(rounded, list) and _are_names(shared, value.arrays)):
@@ -175,7 +176,7 @@ def _leaves(state: Mapping[str, Any], prefix: str = '') -> Iterator[Tuple[str, A
     for key, entry in state.items():
         if not isinstance(key, str) or '/' in key:
             raise SchemaMismatch(f'weight {prefix + str(key)!r}: the key {key!r} must be a string without "/"')
-        if isinstance(entry, torch.Tensor):  # first: typing's Mapping takes several times as long to say no
+        if isinstance(entry, torch.Tensor):  # first, because a failing check for Mapping takes several times as long
             yield prefix + key, entry
         elif isinstance(entry, Mapping) and _has_tensors(entry):
             yield from _leaves(entry, f'{prefix}{key}/')
@@ -194,7 +195,7 @@ def _has_tensors(entry: Any) -> bool:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    marks = tensor.is_conj(), tensor.is_neg()  # of what is in memory the values are made when they are read
+    marks = tensor.is_conj(), tensor.is_neg()  # such a tensor computes its values from the memory when it is read
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), marks
 
 
@@ -212,15 +213,15 @@ def _checked(name: str, entry: Any) -> Any:
 
 def _array_of(name: str, tensor: torch.Tensor) -> np.ndarray:
     try:
-        return tensor.numpy(force=True)  # which also resolves what is only marked as conjugate or negative
+        return tensor.numpy(force=True)  # force also resolves tensors that are only marked as conjugate or negative
     except TypeError as e:
-        raise SchemaMismatch(f'weight {name!r}: {tensor.dtype} is no type of numpy') from e
-    except RuntimeError as e:  # of a subclass of tensors
+        raise SchemaMismatch(f'weight {name!r}: numpy has no type for {tensor.dtype}') from e
+    except RuntimeError as e:  # raised by subclasses of Tensor
         raise SchemaMismatch(f'weight {name!r}: a {type(tensor).__name__} cannot be stored: {e}') from e
 
 
 def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether no value of it is infinite in the type."""
+    """Return True if all values of a tensor are finite in the type."""
     limit = torch.finfo(dtype).max
     if tensor.numel() == 0 or torch.finfo(tensor.dtype).max <= limit:
         return True
@@ -229,7 +230,7 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
 
 
 def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -> None:
-    """Copies of all tensors are on their way at once, through pinned memory."""
+    """Copy all tensors to the CPU, those of GPUs at the same time and through pinned memory."""
     devices = {tensor.device for tensor in tensors.values() if tensor.device.type == 'cuda'}
     for name, tensor in tensors.items():
         if tensor.device.type == 'cuda':
@@ -239,7 +240,7 @@ def _to_cpu(tensors: Dict[str, torch.Tensor], pinned: Dict[str, torch.Tensor]) -
         elif tensor.device.type != 'cpu':
             tensors[name] = tensor.cpu()
     for device in devices:
-        torch.cuda.synchronize(device)  # Without an argument: the current one alone.
+        torch.cuda.synchronize(device)  # without an argument, it waits for the current device only
 
 
 def _misfit(name: str, own: Any, array: np.ndarray, is_bfloat16: bool) -> Optional[str]:
@@ -255,7 +256,7 @@ def _misfit(name: str, own: Any, array: np.ndarray, is_bfloat16: bool) -> Option
 
 
 class _Writable:
-    """To torch all memory is writable, and it warns of numpy's that is not: this array says that it is."""
+    """Presents a read-only array as writable, because torch would warn of it: it has no read-only tensors."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.owner = array
@@ -264,7 +265,7 @@ class _Writable:
 
 
 def _tensor_of(array: np.ndarray, is_bfloat16: bool) -> torch.Tensor:
-    """The array as a tensor, in place; never to be written to."""
+    """Return a tensor with the array's memory, which must not be written to."""
     if array.size == 0:
         array = array.copy()
     tensor = torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
@@ -272,11 +273,11 @@ def _tensor_of(array: np.ndarray, is_bfloat16: bool) -> torch.Tensor:
 
 
 def _point(model: torch.nn.Module, arrays: Mapping[str, np.ndarray], bfloat16: set) -> set:
-    """Let parameters on the CPU be the arrays; returns their names."""
+    """Let parameters on the CPU use the arrays' memory, and return their names."""
     done = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name in arrays and parameter.device.type == 'cpu':
-            # Of another type it is a copy, but a new one: the old memory may be a version that was read in place.
+            # With another type, this makes a new copy: the old memory may be a shared version, which is read-only.
             parameter.data = _tensor_of(arrays[name], name in bfloat16).to(parameter.dtype)
             done.add(name)
     return done

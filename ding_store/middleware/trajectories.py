@@ -1,4 +1,4 @@
-"""What collectors make of the steps that they collected: n-step returns, sequences, first priorities."""
+"""Middleware of collectors: n-step returns, sequences, first priorities, and Ape-X's epsilons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Step = Any  # a treetensor of one transition
 
 
 def pieces(ctx: OnlineRLContext) -> Iterator[List[Step]]:
-    """The steps of ``ctx.trajectories`` in runs of one episode each, oldest first."""
+    """Yield the steps of ``ctx.trajectories`` in pieces of one episode or trajectory each, oldest first."""
     ends = set(ctx.trajectory_end_idx or [])
     start = 0
     for i, step in enumerate(ctx.trajectories):
@@ -32,14 +32,15 @@ def pieces(ctx: OnlineRLContext) -> Iterator[List[Step]]:
 def nstep_returns(cfg: Any) -> Callable:
     """
     Overview:
-        n-step transitions, made where they were collected; in the place of DI-engine's ``nstep_reward_enhancer``, which
-        bootstraps from the next observation instead of the n-th, adds up rewards of neighbouring environments, and runs
-        a second time on the learner. The last steps of a collected piece have as many rewards as there are.
+        Create the middleware that makes n-step transitions in the collector. Use it in place of DI-engine's
+        ``nstep_reward_enhancer``. That one bootstraps from the next observation instead of the n-th. It adds up rewards
+        of neighbouring environments, and runs a second time on the learner. The last steps of a piece have fewer
+        rewards. See Sutton and Barto 2018, equation 7.1.
     Input of ctx:
-        - trajectories (:obj:`List`): Transitions, with ``reward`` (1,).
+        - trajectories (:obj:`List`): Transitions with ``reward`` (1,).
     Output of ctx:
-        - trajectories (:obj:`List`): ``reward`` (n,), 0 behind the last; ``next_obs`` and ``done`` of the last of these
-          steps; ``value_gamma`` (1,), the discount of what follows. (Sutton and Barto 2018, equation 7.1)
+        - trajectories (:obj:`List`): Transitions with ``reward`` (n,), padded with 0. ``next_obs`` and ``done`` are
+          those of the last of the n steps. ``value_gamma`` (1,) is the discount of the value that follows.
     """
     if not _collects():
         return task.void()
@@ -53,7 +54,7 @@ def nstep_returns(cfg: Any) -> Callable:
 
 
 def add_returns(steps: List[Any], nstep: int, gamma: float) -> None:
-    """In place, for the steps of one episode, as trees or as dicts."""
+    """Make the steps of one episode n-step transitions, in place. Steps are treetensors or dicts."""
     for step in steps:
         reward = step['reward']
         if not isinstance(reward, torch.Tensor):
@@ -63,7 +64,7 @@ def add_returns(steps: List[Any], nstep: int, gamma: float) -> None:
         step['reward'] = torch.atleast_1d(reward)
     nothing = torch.zeros_like(steps[0]['reward'])
     for i, step in enumerate(steps):
-        # Oldest first: what is read here has not been written yet.
+        # Oldest first, so that the later steps read here are still unchanged.
         taken = steps[i : i + nstep]
         rewards = [each['reward'] for each in taken]
         step['reward'] = torch.cat(rewards + [nothing] * (nstep - len(taken)))
@@ -76,21 +77,22 @@ def add_returns(steps: List[Any], nstep: int, gamma: float) -> None:
 class Unroller:
     """
     Overview:
-        Cuts each episode into sequences of ``length`` steps; a sequence is one element, a dict of lists of steps, as
-        the collectors of DI-engine's config pipeline make them. An episode's last sequence ends with it: it shares more
-        steps with the one before, or, if the episode was shorter, goes on with steps without observation and reward.
+        Middleware that cuts each episode into sequences of ``length`` steps. A sequence is one element: a dict of lists
+        of steps, as in DI-engine's config pipeline. An episode's last sequence ends with the episode, so it may share
+        more steps with the one before. If the episode is shorter than a sequence, steps with zero observation and
+        reward fill the rest.
     Arguments:
-        - length (:obj:`int`): Steps of a sequence.
-        - overlap (:obj:`int`): Steps that neighbouring sequences share. (R2D2, Kapturowski et al. 2019, section 2.3:
-          half of them)
+        - length (:obj:`int`): Number of steps in a sequence.
+        - overlap (:obj:`int`): Number of steps that neighbouring sequences share. R2D2 shares half of them
+          (Kapturowski et al. 2019, section 2.3).
         - nstep (:obj:`Optional[int]`): Make n-step returns within each sequence. None: leave rewards as they are.
-        - gamma (:obj:`float`): The discount for these.
+        - gamma (:obj:`float`): The discount of n-step returns.
     Raises:
         - ConfigError: ``overlap`` is not below ``length``.
     Input of ctx:
-        - trajectories (:obj:`List`): Steps, with ``env_data_id``, which is another for each episode.
+        - trajectories (:obj:`List`): Steps with ``env_data_id``, which differs for each episode.
     Output of ctx:
-        - trajectories (:obj:`List`): Sequences that were completed.
+        - trajectories (:obj:`List`): The sequences that were completed.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +117,7 @@ class Unroller:
         num_new = self._num_new[episode] = self._num_new.get(episode, 0) + 1
         is_whole = len(steps) >= self._length and num_new >= self._length - self._overlap
         if len(steps) == num_new:
-            is_whole = num_new == self._length  # the first has nothing to share
+            is_whole = num_new == self._length  # the first sequence has no earlier steps to share
         made = [self._sequence(steps[-self._length :])] if is_whole or step.done else []
         if step.done:
             del self._open[episode], self._num_new[episode]
@@ -134,7 +136,7 @@ class Unroller:
 
 
 def _nothing(step: Dict[str, Any]) -> Dict[str, Any]:
-    """A step behind the end of an episode."""
+    """Return a copy of a step with zero observation and reward, to fill a sequence after the end of its episode."""
     empty = {key: _zeros(step[key]) for key in ('obs', 'next_obs', 'reward', 'value_gamma') if key in step}
     return {**step, **empty, 'done': torch.ones_like(step['done'])}
 
@@ -146,15 +148,15 @@ def _zeros(value: Any) -> Any:
 def first_priorities(cfg: Any, model: torch.nn.Module) -> Callable:
     """
     Overview:
-        Give new transitions the priority that the collector's own network finds, so that the learner need not see them
-        first (Ape-X, Horgan et al. 2018, section 3). Void where ``policy.priority`` is off. The priority becomes a leaf
-        of the element; pushers of ding_store and DI-engine's PriorityExperienceReplay take it from there.
+        Create the middleware that computes first priorities of transitions with the collector's network, before the
+        learner samples them (Ape-X, Horgan et al. 2018, section 3). It does nothing if ``policy.priority`` is off. The
+        priority is a leaf of the element, which ding_store's pushers and DI-engine's PriorityExperienceReplay read.
     Arguments:
-        - model: Of Q-values: ``model(obs)['logit']`` (B, actions).
+        - model: A model of Q-values: ``model(obs)['logit']`` (B, actions).
     Input of ctx:
-        - trajectories (:obj:`List`): n-step transitions, as of ``nstep_returns``.
+        - trajectories (:obj:`List`): n-step transitions, as ``nstep_returns`` makes them.
     Output of ctx:
-        - trajectories (:obj:`List`): With ``priority``, the absolute n-step TD error.
+        - trajectories (:obj:`List`): The same with ``priority``, the absolute n-step TD error.
     """
     if not _collects() or not cfg.policy.get('priority', False):
         return task.void()
@@ -175,7 +177,7 @@ def first_priorities(cfg: Any, model: torch.nn.Module) -> Callable:
         discount = torch.cat([step.value_gamma for step in steps])
         errors = returns + (1 - done) * discount * values[len(steps) :].max(1).values - taken
         for step, error in zip(steps, np.abs(errors.numpy())):
-            step.priority = float(error)  # no tensor: DI-engine's sum tree takes numbers
+            step.priority = float(error)  # not a tensor, because DI-engine's sum tree needs numbers
 
     return _first_priorities
 
@@ -183,16 +185,17 @@ def first_priorities(cfg: Any, model: torch.nn.Module) -> Callable:
 def apex_epsilon(cfg: Any) -> Callable:
     """
     Overview:
-        One constant epsilon per collector, ``base ** (1 + i / (N - 1) * alpha)`` for the i-th of N (Horgan et al.
-        2018, section 4.1), in the place of ``eps_greedy_handler``. The settings are ``policy.other.apex``:
-        ``num_collectors``, ``base``, ``alpha``. A collector that joins later takes one of these epsilons, too.
+        Create the middleware that gives each collector a constant epsilon, in place of ``eps_greedy_handler``. For the
+        i-th of N collectors it is ``base ** (1 + i / (N - 1) * alpha)`` (Horgan et al. 2018, section 4.1). The settings
+        are ``policy.other.apex``: ``num_collectors``, ``base``, ``alpha``. A collector that joins later gets one of the
+        same epsilons.
     Output of ctx:
         - collect_kwargs (:obj:`dict`): ``eps``.
     """
     if not _collects():
         return task.void()
     settings = cfg.policy.other.apex
-    # Learner and evaluator are nodes 0 and 1; those who join count from 100.
+    # Learner and evaluator are nodes 0 and 1. Collectors that join later have node ids from 100 on.
     ordinal = max(task.router.node_id - 2, 0) if task.router.is_active else 0
     epsilon = collector_epsilon(ordinal, settings.num_collectors, settings.base, settings.alpha)
 
@@ -204,13 +207,15 @@ def apex_epsilon(cfg: Any) -> Callable:
 
 def collector_epsilon(ordinal: int, num_collectors: int, base: float = 0.4, alpha: float = 7.0) -> float:
     """
+    Overview:
+        Return the constant epsilon of one collector, see ``apex_epsilon``.
     Raises:
-        - ConfigError: A setting that makes no probability.
+        - ConfigError: The settings give no probability.
     """
     if num_collectors < 1 or not 0 < base <= 1 or alpha < 0:
         raise ConfigError(
-            f'policy.other.apex (num_collectors {num_collectors!r}, base {base!r}, alpha {alpha!r}) needs at least one '
-            'collector, a base in (0, 1] and an alpha of at least 0'
+            f'policy.other.apex (num_collectors {num_collectors!r}, base {base!r}, alpha {alpha!r}) is wrong. Set at '
+            'least one collector, a base in (0, 1] and an alpha of at least 0.'
         )
     return float(base ** (1 + ordinal % num_collectors / max(num_collectors - 1, 1) * alpha))
 
