@@ -26,7 +26,7 @@ from ding_store.middleware.run_session import RunSession
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: Counters of ``ctx``, online or offline, that a checkpoint holds. In a run with roles the learner has no evaluation.
+#: Counters of ``ctx``, online or offline, that a checkpoint holds. In a run with roles only the evaluator evaluates.
 COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step', 'last_eval_iter', 'last_eval_value')
 VERSION = 1
 
@@ -319,8 +319,8 @@ class LearnerCheckpoints:
         path, state = newest
         if EXTRA not in state:
             raise ConfigError(
-                f'{path!r} was not written by ding_store. Set store.checkpoint.path to a directory that nothing else '
-                'writes to, such as CkptSaver.'
+                f'{path!r} was not written by ding_store. Set store.checkpoint.path to a directory that no other '
+                'saver, such as CkptSaver, writes to.'
             )
         self._policies.load(path, state, is_resumed=True)
         extra = state[EXTRA]

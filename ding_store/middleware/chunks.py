@@ -90,7 +90,7 @@ class ChunkWriter:
         found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
         narrow = set(found) - self._is_wide - self._narrow
         if narrow:
-            logging.info(f'ding_store: values of {sorted(narrow)} are all k/255 so far, and travel as bytes while so')
+            logging.info(f'ding_store: {sorted(narrow)} hold only values k/255, and travel as bytes until one does not')
         # Narrow columns are checked with every chunk in _narrow_in, so only new ones are logged here.
         self._narrow |= narrow
         return self._schema.encode_parts(elements, self._narrow)

@@ -26,7 +26,7 @@ from ding_store.storage.base import EntryId, Store
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-#: Each collector counts its envs from 0 in the low bits of ``env_data_id``. The bits above hold its ordinal.
+#: Low bits of ``env_data_id``, in which each collector numbers its episodes from 0. The bits above hold its ordinal.
 ENV_ID_BITS = 32
 #: Stands for the id of a chunk that the store's writer will append later, once the full stream or server has room.
 UNSETTLED = EntryId('', 0)
@@ -157,7 +157,7 @@ class CollectorExchanger(Exchanger):
             return None
 
     def _leave(self, ctx: OnlineRLContext) -> None:
-        self._session.store.flush()  # The run is deleted once all members have left, with entries that come later.
+        self._session.store.flush()  # Once all members have left, the run is deleted, and later entries would be lost.
         # Leave before the script's own clean-up: the learner waits for that before it reads the last chunks.
         self._session.leave()
 

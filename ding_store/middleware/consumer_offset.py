@@ -16,7 +16,7 @@ from ding_store.storage.exactly_once.reader import Reader
 if TYPE_CHECKING:
     from ding_store.middleware.ingest_plan import Replay
 
-#: DI-engine's leaf that groups the steps of one environment or episode of a collector.
+#: A leaf that DI-engine sets: steps of one episode have the same value, and other episodes of a collector differ.
 ENV_ID = 'env_data_id'
 #: Bits of ``env_data_id`` above the collector's ordinal. They change after each loss, see ``take``.
 _RUN_BITS, _MAX_RUNS = 48, 1 << 15

@@ -2,8 +2,8 @@
 The last checkpoint of a process. Launchers, the end of its parent and signals wait for it.
 
 A signal that would end a learner with checkpoints is held back. It is delivered between two updates, or after a
-checkpoint that is being written. It is held for a limited time. A second signal of its kind is delivered at once. If the
-main thread hangs in a C call, no handler runs, and only SIGKILL ends the process.
+checkpoint that is being written. It is held for a limited time. A second signal of its kind is delivered at once. If
+the main thread hangs in a C call, no handler runs, and only SIGKILL ends the process.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class LearnerExchanger(Exchanger):
         is_away = self._session.store.is_away
         if is_away and self._away_since is None:
             self._away_since = time.monotonic()
-            logging.warning('ding_store: the store is away; training goes on as far as the ratio permits')
+            logging.warning('ding_store: the store is away. Training continues as far as the ratio permits')
         elif not is_away and self._away_since is not None:
             logging.warning(f'ding_store: the store is back after {time.monotonic() - self._away_since:.1f} s')
             self._away_since = None

@@ -25,7 +25,7 @@ STREAM = 'members'
 #: Only the newest reports matter, so the server drops old ones when the stream is full.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
 
-#: A member is presumed crashed if each member that reported since has done so this many times on average.
+#: A member is presumed crashed after this many later reports per member that reports more recently.
 SILENT_AFTER = 10
 #: Number of departed members that are kept by name, at most twice as many. Of older ones only sums are kept.
 MAX_DEPARTED = 1000
@@ -257,8 +257,8 @@ class Members:
 
     def _heard(self) -> Iterator[Member]:
         """
-        Yield members that still report, the latest first. ``SILENT_AFTER`` judges each member by the number of members
-        that reported after it.
+        Yield members that still report, the latest first. A member is left out if more than ``SILENT_AFTER`` reports
+        per member up to it came after its own. All members behind it are left out as well.
         """
         latest = sorted(self.alive(), key=lambda member: -self._reported[member.id])
         for count, member in enumerate(latest, 1):

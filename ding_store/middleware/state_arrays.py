@@ -54,7 +54,7 @@ def state_to_arrays(
             header['others'][name] = _checked(name, entry)
             continue
         if torch.nn.parameter.is_lazy(entry):
-            raise SchemaMismatch(f'weight {name!r} has no shape yet: run the lazy module once, before it is published')
+            raise SchemaMismatch(f'weight {name!r} has no shape yet. Run the lazy module once before you publish it.')
         if entry.layout != torch.strided or entry.is_meta or entry.is_nested:
             kind = 'nested tensors' if entry.is_nested else entry.layout
             raise SchemaMismatch(f'weight {name!r}: expected a dense tensor, got one of {kind} on {entry.device}')
