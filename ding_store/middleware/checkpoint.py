@@ -37,8 +37,8 @@ def checkpointer(session: RunSession, policy: Any) -> Any:
         Create the middleware that saves the learner's state in the background and resumes from the newest checkpoint.
         Create it after the policy and the roles, and use it last, like CkptSaver. In an evaluator it keeps the best
         policy. In collectors and without ``store.checkpoint`` it does nothing.
-        A process has one such middleware: under ``ding-store run`` CkptSaver creates it. Later calls return a void, and
-        add their policy to it. A checkpoint file has all policies of a process, from the same moment.
+        A process has one such middleware: under ``ding-store run`` CkptSaver creates it. Later calls add their policy
+        to it, and return a void. A checkpoint file has all policies of a process, from the same moment.
     Arguments:
         - policy (:obj:`Policy`): The policy, as for CkptSaver. Its ``learn_mode`` and its optimizers are saved.
     Input of ctx:
@@ -200,7 +200,7 @@ class LearnerCheckpoints:
             self._last_save.done()
 
     def _trained_s(self) -> float:
-        """Return a clock that stands while the loop waits for experience or for a store that is away."""
+        """Return a clock that stands while the loop waits for experience or the store: waits are no training time."""
         return time.perf_counter() - self._session.waited_s
 
     def _save(self, ctx: OnlineRLContext, eval_value: Optional[float] = None) -> None:

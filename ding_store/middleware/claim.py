@@ -65,7 +65,7 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
 
 
 def starting(store: Store) -> Optional[str]:
-    """Return a text for a running launch of this host that claimed nodes of the run, or None. It may have no member."""
+    """Return a text for a running launch of this host that claimed nodes of the run, or None. It may lack members."""
     for name in store.info().values:
         held = fields_of(store.get(name), _CLAIM) if name.startswith(_LAUNCH) else None
         if held is not None and _is_here(held):

@@ -137,7 +137,7 @@ def _has_key(element: Any, key: str) -> bool:
 
 
 def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarray]:
-    """Return the column ``priority`` as one number per element, or None if there is no such column."""
+    """Return the column ``priority``, or None if there is no such column with one number per element."""
     values = widened_columns(columns, [name for name in narrowed if name == 'priority']).get('priority')
     return values if values is None or values.size != len(values) else values.reshape(-1)
 

@@ -51,7 +51,7 @@ class RunSession:
         and handles the run's end. The first call of ``finish`` in the run sets the reason. Then every member's waits
         end at once.
     Arguments:
-        - config (:obj:`StoreConfig`): The flag's block.
+        - config (:obj:`StoreConfig`): The ``store`` block of the config.
         - finished (:obj:`Callable`): Returns True if the process must finish for another reason (``task.finish``).
         - store (:obj:`Optional[Store]`): An open store, closed with the session. None: open the one in the config.
         - num_workers (:obj:`Callable`): Returns how many workers the parent process starts, this one included.
@@ -304,7 +304,7 @@ class RunSession:
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
         Raises:
-            - StoreTimeout: Members of ``role`` have been silent for ``peer_timeout_s``.
+            - StoreTimeout: Members of ``role`` had joined, and have been silent for ``peer_timeout_s``.
         """
         begin = warned = looked = time.monotonic()
         peers = None

@@ -126,8 +126,8 @@ class _WeightsExchanger:
 class WeightsSender(_WeightsExchanger):
     """
     Overview:
-        Publishes the model once before training, and after every ``period``-th iteration that trained. While the store
-        is away, training continues, and the newest weights are published later.
+        Publishes the model once before training, and after every ``period``-th iteration if it has trained since. While
+        the store is away, training continues, and the newest weights are published later.
     Output of ctx:
         - policy_version (:obj:`int`): Version of the acting policy that was published last.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
