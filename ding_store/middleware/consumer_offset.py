@@ -30,7 +30,7 @@ class ConsumerOffset:
     """
     Overview:
         Counts the entries that the learner took from the stream. With ``keep_in`` the replay becomes a table with a
-        path, and the counts and the writers' marks are its note. A restarted learner then continues behind the last
+        path, and the counts and the writers' marks are its note. A restarted learner then continues after the last
         entry with rows in the table.
     Attributes:
         - marks (:obj:`Dict[str, int]`): writer -> highest sequence number taken.
@@ -89,7 +89,7 @@ class ConsumerOffset:
             self._restore(buffer_.committed or {})
 
     def reader(self, store: Store, stream: str, name: str, **options: Any) -> Reader:
-        """Return a reader of the stream that starts behind the entries taken. ``note`` contains its writers' heads."""
+        """Return a reader of the stream that starts after the entries taken. ``note`` contains its writers' heads."""
         self._reader = Reader(store, stream, name, marks=self.marks, heads=self._heads, **options)
         return self._reader
 

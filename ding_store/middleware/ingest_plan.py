@@ -1,4 +1,4 @@
-"""Ingest plan: checks the middleware behind the exchanger for direct ingest, and skips it if there is no data."""
+"""Ingest plan: checks the middleware after the exchanger for direct ingest, and skips it if there is no data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FINAL_MODULES = (
 class Replay:
     """
     Overview:
-        The buffer behind a pusher, and the note that the next push commits.
+        The buffer of a pusher, and the note that the next push commits.
     Attributes:
         - note (:obj:`Optional[dict]`): Committed with the next push.
         - meta (:obj:`Optional[dict]`): The meta of the rows that are pushed next.

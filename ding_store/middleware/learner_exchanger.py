@@ -102,7 +102,7 @@ class LearnerExchanger(Exchanger):
         def size_of(entry: Entry) -> int:
             return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
 
-        # The read-ahead's thread starts now, so it reads behind the entry that was acknowledged above.
+        # The read-ahead's thread starts now, so it reads after the entry that was acknowledged above.
         self._read_ahead = ReadAhead(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
         limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.

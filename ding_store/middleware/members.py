@@ -161,7 +161,7 @@ class Members:
         self._read(max_entries=1, timeout_s=timeout_s)
 
     def _read(self, max_entries: int, timeout_s: float = 0.0) -> List[Entry]:
-        """Return reports behind ``after``. If one cannot be read, return none and move ``after`` behind it."""
+        """Return reports after entry ``after``. If one cannot be read, return none and move ``after`` past it."""
         try:
             return self._store.read(STREAM, self.after, max_entries, timeout_s)
         except CorruptPayload as e:
@@ -258,7 +258,7 @@ class Members:
     def _heard(self) -> Iterator[Member]:
         """
         Yield members that still report, the latest first. A member is left out if more than ``SILENT_AFTER`` reports
-        per member up to it came after its own. All members behind it are left out as well.
+        per member up to it came after its own. All members after it are left out as well.
         """
         latest = sorted(self.alive(), key=lambda member: -self._reported[member.id])
         for count, member in enumerate(latest, 1):

@@ -57,7 +57,7 @@ class ReadAhead:
             return None if self._entries else self._looked_at
 
     def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
-        """Return up to ``max_entries`` in order, waiting for the first. Empty if none comes before the timeout or ``wake``."""
+        """Return up to ``max_entries`` in order. Wait for the first until the timeout or ``wake``, else return none."""
         with self._news:
             self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
             if self._error and not self._entries:

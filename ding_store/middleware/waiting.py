@@ -21,7 +21,7 @@ def best_effort(store: Store) -> Iterator[None]:
         Run a block of store calls without waiting for a server that is away. If the server is away or goes away, skip
         the rest of the block. The caller must repeat the calls later.
     Raises:
-        - StoreDenied: The server refuses this client, which waiting does not change.
+        - StoreUnavailable: The server refuses this client, as StoreDenied says, so a later call would fail as well.
     """
     try:
         with store.nonblocking():
