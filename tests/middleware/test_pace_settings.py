@@ -105,9 +105,9 @@ def test_what_has_no_effect_is_said(caplog):
     own = StoreBuffer(100, limiter=RateLimiter(1))
     with task.start():
         for buffer_, reason in (
-            (StoreBuffer(100), 'runs with roles'),
+            (StoreBuffer(100), 'a run with roles'),
             (DequeBuffer(100), 'no StoreBuffer'),
-            (own, 'own'),
+            (own, 'already has a limiter'),
         ):
             data_pusher(CONFIG, buffer_, config=config)
             assert reason in caplog.text
