@@ -257,7 +257,7 @@ class LearnerExchanger(Exchanger):
             self._untold, self._told = None, progress
 
     def _tell_again(self) -> None:
-        """Put a progress again that a server has lost: whoever waits for it may be all that could bring news."""
+        """Put the progress again if the server lost it. Collectors that wait for it may be the only source of rows."""
         now = time.monotonic()
         if self._told is None or now < self._looked_at + LOOK_EVERY_S:
             return

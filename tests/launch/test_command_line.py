@@ -57,9 +57,9 @@ def test_settings_reach_the_processes_and_win(tmp_path):
     code = (
         'from ding_store.config import StoreConfig\n'
         "config = StoreConfig.from_block({'max_lead': 7, 'prefetch': 1})\n"
-        "assert (config.max_lead, config.overflow, config.prefetch) == (5, 'error', 1), config\n"
+        "assert (config.max_lead, config.overflow, config.prefetch) == (5, 'drop_oldest', 1), config\n"
     )
-    settings = ['--set', 'max_lead=5', '--set', 'overflow=error']
+    settings = ['--set', 'max_lead=5', '--set', 'overflow=drop_oldest']
     said(tmp_path, 'run', *settings, '--', sys.executable, '-c', code, code=0)
 
 

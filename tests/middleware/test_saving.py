@@ -173,8 +173,8 @@ def test_one_handler_that_raises_does_not_keep_the_others_from_their_signals():
 
 CHAINED = """
 import signal, sys
-from ding_store.middleware.last_checkpoint import LastSave
-last = LastSave()
+from ding_store.middleware.last_checkpoint import LastCheckpoint
+last = LastCheckpoint()
 last.expect()
 ours = signal.getsignal(signal.SIGTERM)
 signal.signal(signal.SIGTERM, lambda number, frame: ours(number, frame))
@@ -186,9 +186,9 @@ sys.stdin.read()
 ELSEWHERE = """
 import signal, sys, threading
 from ding_store.middleware import last_checkpoint
-from ding_store.middleware.last_checkpoint import LastSave
-saving.ARRIVE_S = 1000.0
-last = LastSave()
+from ding_store.middleware.last_checkpoint import LastCheckpoint
+last_checkpoint.ARRIVE_S = 1000.0
+last = LastCheckpoint()
 last.expect()
 if sys.argv[1:]:
     signal.raise_signal(signal.SIGTERM)

@@ -365,7 +365,8 @@ def test_a_dead_learner_is_waited_for_and_then_named(member):
 def test_nobody_counts_as_silent_while_own_reports_do_not_come_through_either(member, monkeypatch):
     """As where the server's disk is full: it can be read, and refuses all reports."""
     learner, collector = member('learner'), member('collector', 2)
-    peers = PeerWatch(collector, 'learner')
+    timeout_s, is_full = collector.config.peer_timeout_s, lambda: collector.is_server_full
+    peers = PeerWatch(collector.store, 'learner', timeout_s, lambda: collector.member, is_full)
     die(learner)
     die(collector)  # its thread, which would report it
     peers.look()

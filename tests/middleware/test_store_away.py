@@ -250,7 +250,9 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
             assert loop.learner._take(1, 0.01) is None
         assert loop.ctx.train_iter > before
         assert (len(loop.buffer), loop.sender.version) == (loop.num_collected, version)
-        assert PeerWatch(loop.session, 'collector').look() == '; the store is away'
+        session = loop.session
+        peers = PeerWatch(session.store, 'collector', 60.0, lambda: session.member, lambda: False)
+        assert peers.look() == '; the store is away'
         own_server.start()
         loop.flush()
     assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1
