@@ -28,7 +28,7 @@ from ding_store.storage.exactly_once import losses, outbox
 from ding_store.storage.exactly_once import reader as reader_module
 from ding_store.storage.exactly_once import writer as writer_module
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.exactly_once.writer import MAX_ENDED, SPARE_LANES
+from ding_store.storage.exactly_once.writer import MAX_ENDED, SPARE_STREAMS
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.redis import appends
 from ding_store.storage.redis.store import RedisStore
@@ -462,10 +462,10 @@ class TestStreamsOfOneWriter:
         deleter, living = store if is_own else self.open(), [f'lives-{number}' for number in range(3)]
         for name in living:
             store.append(name, {}, chunk(0))
-        for number in range(4 * SPARE_LANES):
+        for number in range(4 * SPARE_STREAMS):
             store.append(f'goes-{number}', {}, chunk(0))
             deleter.delete(f'goes-{number}')
-        assert len(store._writer._stream_writers) <= (0 if is_own else 2 * SPARE_LANES) + len(living)
+        assert len(store._writer._stream_writers) <= (0 if is_own else 2 * SPARE_STREAMS) + len(living)
         assert all(store._writer.has_stream_writer(name) for name in living)
         store._writer._forget_deleted()
         left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
@@ -530,7 +530,7 @@ class TestStreamsOfOneWriter:
 
     def test_files_of_streams_that_were_deleted_are_removed(self):
         store, learner = self.open('a'), self.open('a')
-        for number in range(SPARE_LANES + 10):
+        for number in range(SPARE_STREAMS + 10):
             learner.register(f'goes-{number}', 'learner')
             for _ in range(2):  # The first one hears that the reader is here.
                 store.append(f'goes-{number}', {}, chunk(number))

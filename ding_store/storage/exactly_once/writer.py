@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: After its own deadline, how often an append checks whether the holder of the lock waits for room.
 _LOOK_EVERY_S = 0.05
-#: Limits on state of deleted streams, before the writer looks which streams are gone: a number, and seconds.
-SPARE_LANES = 64
+#: How many more streams, and how many seconds, before the writer looks which of its streams were deleted.
+SPARE_STREAMS = 64
 FORGET_EVERY_S = 3600.0
 #: Deleted streams whose last sequence is kept. A reader that outlived the stream still has a mark of this writer.
 MAX_ENDED = 10_000
@@ -218,7 +218,7 @@ class Writer:
         self._leave = leave
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
-        self._max_lanes, self._forgot_at = SPARE_LANES, time.monotonic()
+        self._max_streams, self._forgot_at = SPARE_STREAMS, time.monotonic()
         self._ended: Dict[str, int] = {}  # deleted stream -> this writer's last sequence
         self._ended_before = 0  # the highest sequence of streams that are no longer listed
         self._checked_at = time.monotonic()
@@ -367,7 +367,7 @@ class Writer:
                 self._drop(stream_writer)
 
     def _is_time_to_forget(self) -> bool:
-        return len(self._stream_writers) > self._max_lanes or time.monotonic() - self._forgot_at > FORGET_EVERY_S
+        return len(self._stream_writers) > self._max_streams or time.monotonic() - self._forgot_at > FORGET_EVERY_S
 
     def _forget_deleted(self) -> None:
         """Drop the state of streams that others deleted. It follows an append, so it must not raise."""
@@ -375,7 +375,7 @@ class Writer:
         with suppress(StoreError):
             for stream_writer in self._all_stream_writers():
                 self._check(stream_writer, also_empty=True)
-        self._max_lanes = 2 * len(self._stream_writers) + SPARE_LANES
+        self._max_streams = 2 * len(self._stream_writers) + SPARE_STREAMS
 
     def _drop(self, stream_writer: StreamWriter) -> None:
         """Drop the writer of a deleted stream, unless it has unsent entries. The caller holds its lock."""
