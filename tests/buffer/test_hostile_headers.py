@@ -145,7 +145,7 @@ def test_columns_file_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize(
-    'text', [b'', b'[]', b'null', b'"x"', b'1', b'{}', b'[' * 100_000, b'9' * 5000, b'\xff', b'{"version": 3}', b'NaN']
+    'text', [b'', b'[]', b'null', b'"x"', b'1', b'{}', b'[' * 100_000, b'9' * 5000, b'\xff', b'{"version": 4}', b'NaN']
 )
 def test_header_that_is_none_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
     filled(tmp_path, 'columns').close()
