@@ -53,7 +53,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         code = _main(argv)
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # as of `| head`, which has read enough
+    except BrokenPipeError:  # e.g. `| head` closed the pipe
         discard(sys.stdout)
         return 128 + signal.SIGPIPE
 
@@ -91,7 +91,7 @@ def check_outputs(options: argparse.Namespace) -> None:
             raise ConfigError(f'{name} {str(path)!r}: there is no such directory')
         if path.is_dir():
             raise ConfigError(f'{name} {str(path)!r} is a directory: name a file in it')
-        # The directory, too: some replace the file by a new one.
+        # The directory must be writable, because some commands replace the file by a new one.
         if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
             raise ConfigError(f'{name} {str(path)!r} may not be written by this user: name another file')
     if len(set(paths.values())) < len(paths):
@@ -107,7 +107,7 @@ def _split(words: List[str]) -> Tuple[List[str], List[str]]:
 
 
 def _parser(asked: str = '') -> argparse.ArgumentParser:
-    """Return the parser of all commands. Only the command that is asked for has its options, if they cost imports."""
+    """Return the parser of all commands. Options that cost imports are added only for the command ``asked``."""
     parser = argparse.ArgumentParser(
         prog='ding-store',
         usage='ding-store COMMAND [options]',
@@ -151,7 +151,7 @@ def _add_store_options(parser: argparse.ArgumentParser) -> None:
         '--store',
         metavar='URL',
         default=os.environ.get(ENV_URL, DEFAULT_URL),
-        # The variable's name and not its value, which may hold a password.
+        # Show the variable's name: its value may hold a password.
         help=f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
     )
     parser.add_argument(
@@ -201,16 +201,14 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     )
     _add_store_options(parser)
     _add_settings(parser)
-    parser.add_argument(
-        '--roles', metavar='ROLE=N,...', help='start so many processes per role, e.g. learner=1,collector=2'
-    )
+    parser.add_argument('--roles', metavar='ROLE=N,...', help='start N processes per role, e.g. learner=1,collector=2')
     parser.add_argument(
         '--explain',
         action='store_true',
         help='list what is replaced in DI-engine, and what each process uses. Without a command, only the list',
     )
-    parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles there')
-    parser.add_argument('--logs', metavar='DIR', help='where the logs of --roles go (default: .ding_store/<run>/logs)')
+    parser.add_argument('--json', metavar='FILE', help='write the figures of a run with --roles to FILE')
+    parser.add_argument('--logs', metavar='DIR', help='logs of --roles (default: .ding_store/<run>/logs)')
     parser.add_argument(
         '--delay', metavar='ROLE=S,...', default='', help='start roles later, e.g. learner=10 (to try start orders)'
     )
@@ -225,7 +223,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         metavar='DIR',
         nargs='?',
         const='1',
-        help="survive the death of any process, from checkpoints in DIR (default: the config's, or checkpoints/<run>)",
+        help="survive a crash of any process with checkpoints in DIR (default: the config's, or checkpoints/<run>)",
     )
     parser.set_defaults(call=_run)
 
@@ -243,7 +241,7 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
     parser.add_argument('--wait', action='store_true', help='wait for the run if it has not started')
     parser.add_argument(
-        '--node-id', type=_node_id, help="default: a free one that gives the role in DI-engine's examples"
+        '--node-id', type=_node_id, help="node id (default: a free one that gives the role in DI-engine's examples)"
     )
     parser.add_argument('--explain', action='store_true', help='as for run')
     parser.set_defaults(call=_join)
@@ -258,7 +256,7 @@ def _add_status(commands: argparse._SubParsersAction) -> None:
     )
     _add_store_options(parser)
     parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every so many seconds')
+    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every SECONDS seconds')
     parser.set_defaults(call=_status)
 
 
@@ -345,7 +343,7 @@ def _check_directory() -> None:
 
 
 def _absolute(url: str) -> str:
-    """An embedded store's directory, whatever directory the command changes to."""
+    """Return an embedded store's URL with an absolute path, for commands that change directory."""
     from ding_store.storage.urls import embedded_url, root_of
 
     root = root_of(url)
@@ -423,7 +421,7 @@ def _explain(command: List[str]) -> None:
     from ding_store.hook.patches import explain
 
     print_to(sys.stderr, explain() + (f'now running it: {shlex.join(command)}\n' if command else ''))
-    os.environ[ENV_EXPLAIN] = '1'  # each process then says what it uses, when it does
+    os.environ[ENV_EXPLAIN] = '1'  # each process then prints each part that it uses
 
 
 def _status(options: argparse.Namespace, command: List[str]) -> int:

@@ -1,4 +1,4 @@
-"""DI-engine's total_config.py, written by a process beside the script; a launcher waits for it before it ends."""
+"""Writing DI-engine's total_config.py in a process beside the script, which a launcher waits for at its end."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import traceback
 from pathlib import Path
 from typing import Any, Callable, List
 
-#: Set by launchers: the process that waits for what is still being written.
+#: Pid of the launcher that waits for configs still being written. Launchers set it.
 ENV_LAUNCHER = 'DING_STORE_LAUNCHER'
-#: How long it waits. Formatting a config takes seconds, and more on a busy machine.
+#: Seconds that the launcher waits. Formatting a config takes seconds, and more on a busy machine.
 WRITE_S = 60.0
 _PR_SET_NAME = 15
 
@@ -23,8 +23,8 @@ _PR_SET_NAME = 15
 def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> None:
     """
     Overview:
-        Call ``save(config, path)`` in a process of its own, while the caller goes on: the learner would keep every
-        other process waiting. An error is written to ``path`` with the suffix ``.error``.
+        Call ``save(config, path)`` in another process while the caller continues. Otherwise the learner would delay
+        every other process. An error is written to ``path`` with the suffix ``.error``.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -33,14 +33,14 @@ def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> No
         os.waitpid(child, 0)
         return
     try:
-        # Before the second fork: when the caller goes on, the process that writes has the name already.
+        # Before the second fork: the process that writes has the name before the caller continues.
         ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(os.environ.get(ENV_LAUNCHER, '')).encode(), 0, 0, 0)
         if os.fork() == 0:  # a grandchild: the caller never has to wait for it
-            gc.freeze()  # what the parent left for the collector is its own: nng aborts who closes others' sockets
-            os.nice(19)  # a second of formatting, just when every role begins
+            gc.freeze()  # never collect the parent's garbage here: nng aborts if a process closes another's sockets
+            os.nice(19)  # a second of formatting, at the moment when every role begins
             _let_go()
             save(config, path)
-    except BaseException:  # noqa: BLE001 - nobody is there to catch it; what is left is to say it
+    except BaseException:  # noqa: BLE001 - no caller can catch it, so write it down
         Path(f'{path}.error').write_text(traceback.format_exc())
     finally:
         os._exit(0)
@@ -50,9 +50,9 @@ def wait_until_written(timeout_s: float = WRITE_S) -> List[int]:
     """
     Overview:
         Wait for the configs that processes of this launcher write. If the launcher is the first process of a container,
-        what still runs at its end is killed.
+        the kernel kills what still runs when it ends.
     Returns:
-        - pids (:obj:`List[int]`): Processes that still write after ``timeout_s``.
+        - pids (:obj:`List[int]`): Processes that are still writing after ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while pids := _writers(_name(str(os.getpid()))):
@@ -68,13 +68,13 @@ def wait_until_written(timeout_s: float = WRITE_S) -> List[int]:
 
 
 def _name(launcher: str) -> str:
-    return f'config {launcher}'[:15]  # what Linux keeps of a name
+    return f'config {launcher}'[:15]  # Linux keeps 15 bytes of a name
 
 
 def _writers(name: str) -> List[int]:
     found = []
     for pid in filter(str.isdigit, os.listdir('/proc')):
-        with contextlib.suppress(OSError):  # it is gone, or another user's
+        with contextlib.suppress(OSError):  # the process ended, or is another user's
             if Path('/proc', pid, 'comm').read_text().rstrip('\n') == name and not _is_dead(pid):
                 found.append(int(pid))
     return found
@@ -85,12 +85,12 @@ def _is_dead(pid: str) -> bool:
 
 
 def _let_go() -> None:
-    """Close what this process inherited: it may outlive the script, and others wait for the end of its output."""
+    """Close inherited descriptors: this process may outlive the script, and readers wait for the end of its output."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nothing, descriptor)
-    # Not up to the limit: it may be a thousand million, and Python 3.9 tries one by one.
+    # List the open ones: the limit may be a thousand million, and Python 3.9 tries one by one.
     for name in os.listdir('/proc/self/fd'):
         if int(name) > 2:
-            with contextlib.suppress(OSError):  # the listing's own
+            with contextlib.suppress(OSError):  # the descriptor of the listing itself
                 os.close(int(name))

@@ -1,4 +1,4 @@
-"""When the patches are applied: now, or as soon as DI-engine's modules have been imported."""
+"""When the patches are applied: at once, or as soon as DI-engine's modules have been imported."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from types import ModuleType
 from typing import Any, Optional, Sequence
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'site')
-#: A module, and what is patched once it has been executed.
+#: Modules after whose execution patches are applied.
 TRIGGERS = ('ding.config.config', 'ding.framework.middleware', 'ding.data.buffer', 'ding.worker')
 
 
 def install() -> None:
-    """Import DI-engine and patch it now."""
+    """Import DI-engine and patch it at once."""
     import ding.config.config  # noqa: F401
     import ding.framework.middleware  # noqa: F401
     import ding.worker  # noqa: F401
@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def install_lazily() -> None:
-    """Patch each module of DI-engine right after its import; a process that never imports it pays nothing."""
+    """Patch each module of DI-engine right after its import. A process that never imports it pays nothing."""
     for trigger in TRIGGERS:
         if trigger in sys.modules:
             _apply(trigger)

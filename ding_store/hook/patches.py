@@ -1,4 +1,4 @@
-"""What is replaced in DI-engine, and by what. The only place that knows."""
+"""The parts of DI-engine that are replaced, and their replacements."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ding_store.hook.environment import ENV_EXPLAIN
 from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
 from ding_store.middleware.plain_parts import STOCK
 
-#: Name in DI-engine -> what stands there instead.
+#: Name in DI-engine -> its replacement.
 REPLACED: Dict[str, str] = {
     'ding.data.DequeBuffer': 'ding_store.buffer.StoreBuffer',
     'ding.framework.middleware.ContextExchanger': 'ding_store.middleware.context_exchanger.context_exchanger',
@@ -24,20 +24,20 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.gae_estimator': 'ding_store.middleware.advantages.gae_estimator',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
-    'ding.framework.middleware.CkptSaver': 'the same, and with --checkpoint ding_store.middleware.checkpoint beside it',
-    'ding.config.config.save_config_py': 'the same, in a process of its own (formatting a config takes seconds)',
+    'ding.framework.middleware.CkptSaver': 'the same, plus ding_store.middleware.checkpoint with --checkpoint',
+    'ding.config.config.save_config_py': 'the same, in another process (formatting a config takes seconds)',
     'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive, advanced, episode and sequence",
     'ding.worker.AdvancedReplayBuffer': "the buffer of type 'store'",
     'ding.worker.NaiveReplayBuffer': "the buffer of type 'store'",
     'ding.worker.EpisodeReplayBuffer': "the buffer of type 'store'",
     'ding.worker.SequenceReplayBuffer': "the buffer of type 'store'",
 }
-#: What also moves experience or weights in DI-engine, and stays as it is.
+#: Parts of DI-engine that also move experience or weights, and stay as they are.
 LEFT_ALONE: Dict[str, str] = {
     'ding.framework.middleware.HERLearner': 'samples the buffer it is given',
     'ding.framework.middleware.sqil_data_pusher': 'pushes into the buffer it is given',
     'ding.framework.middleware.OfflineMemoryDataFetcher': 'reads a dataset, not a replay',
-    "subclasses of DI-engine's buffers and exchangers": 'they are what their script makes of them',
+    "subclasses of DI-engine's buffers and exchangers": 'the script defines their behaviour',
     'ding.worker.create_buffer (elastic, ...)': 'buffers of other types',
     'ding.worker.coordinator.Coordinator': 'ding -m parallel and dist: experience and weights go through files',
 }
@@ -49,7 +49,7 @@ CONFIG_BUFFERS = {
     'EpisodeReplayBuffer': 'episode',
     'SequenceReplayBuffer': 'sequence',
 }
-#: What a part is for, of those that are named at the end of a command.
+#: Kinds of the parts that the summary at the end of a command names.
 KIND_OF = {
     'DequeBuffer': REPLAY,
     'ContextExchanger': EXCHANGE,
@@ -62,7 +62,7 @@ _done: set = set()
 
 
 def apply(trigger: str) -> None:
-    """Patch what belongs to a module of DI-engine that has just been imported; once."""
+    """Patch a module of DI-engine that has just been imported, once."""
     if trigger not in _done:
         _done.add(trigger)
         {
@@ -74,7 +74,7 @@ def apply(trigger: str) -> None:
 
 
 def explain() -> str:
-    """A table of what is replaced, and of what was left alone."""
+    """Return a table of the replaced parts and of those left alone."""
     lines = ['ding_store replaces:']
     lines += [f'  {name:<55} -> {by}' for name, by in REPLACED.items()]
     lines += ['and leaves alone:']
@@ -89,25 +89,24 @@ def _note_use(name: str) -> None:
             sys.stderr.write(f'ding_store: process {os.getpid()} uses {REPLACED[name]} for {name}\n')
 
 
-#: The pipeline of this process. The one piece of state that a module of ours holds: scripts that know nothing of the
-#: store have no place to hold it.
+#: Pipeline of this process: module state, because scripts without the store's flag have no place to hold it.
 _pipelines: List[Any] = []
 
 
 def parts() -> Any:
-    """The parts that scripts get: of the pipeline that the script made itself, or of one that is made at first use."""
+    """Return the pipeline whose parts scripts get: the one that the script made, or one made at first use."""
     from ding_store.config import StoreConfig
     from ding_store.middleware.pipeline import Pipeline
 
     if not _pipelines:
         made = Pipeline(StoreConfig.from_block({}, default_run='default'))
-        if not _pipelines:  # it was made before it could be patched to say so
+        if not _pipelines:  # it was made before ``_patch_pipeline`` could record it
             _pipelines.append(made)
     return _pipelines[-1]
 
 
 def _patch_pipeline(kind: Any) -> None:
-    """What a script with the flag takes from DI-engine is to work together with what it takes from its pipeline."""
+    """Record each pipeline that a script makes, because its parts and the replaced ones must work together."""
     make = kind.__init__
 
     @functools.wraps(make)
@@ -121,8 +120,8 @@ def _patch_pipeline(kind: Any) -> None:
 
 def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], tuple] = lambda: ()) -> Any:
     """
-    What stands in for ``stock``, a class or a function of DI-engine: calling it makes the store's part. That of a class
-    can be subclassed (a user's own subclass is DI-engine's, as before), and knows both kinds of instances.
+    Return a stand-in for ``stock``, a class or function of DI-engine: a call makes the store's part. A stand-in of a
+    class can be subclassed: a user's subclass stays DI-engine's. ``isinstance`` accepts both kinds of instances.
     """
 
     def make(*args: Any, **kwargs: Any) -> Any:
@@ -170,7 +169,7 @@ def _patch_middleware(module: Any) -> None:
 
 
 class _Exported:
-    """A name of a module, for the code that imports it."""
+    """Descriptor that gives a module's name another value for importers."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -184,7 +183,7 @@ class _Exported:
 
 def _export(module: Any, name: str, value: Any) -> None:
     """
-    Let a module give ``value`` to those who import ``name``. Its own functions still find what they define: classes of
+    Make importers of ``name`` get ``value``. The module's own functions still find what they define, because classes of
     DI-engine name themselves in ``super(ContextExchanger, cls)``.
     """
     if type(module) is ModuleType:
@@ -197,7 +196,7 @@ def _maker_of(part: str) -> Callable:
 
 
 def _note_instances(stock: type, kind: str) -> None:
-    """Whoever makes an instance of DI-engine's class has it without the store: by a subclass, or a registry."""
+    """Note each instance of DI-engine's own class, which is not on the store: by a subclass, or a registry."""
     init = stock.__init__  # type: ignore[misc]
 
     @functools.wraps(init)
@@ -227,7 +226,7 @@ def _patch_config(module: Any) -> None:
 
     @functools.wraps(save)
     def save_config_py(config: Any, path: str) -> None:
-        """Write the config as Python while the caller goes on: the learner would keep everybody waiting."""
+        """Write the config as Python while the caller continues: the learner would delay all other processes."""
         _note_use('ding.config.config.save_config_py')
         write_beside(save, config, path)
 
@@ -262,7 +261,7 @@ def _patch_worker(module: Any) -> None:
 
 
 def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
-    """A buffer that scripts make by its name, with the compiled config of its own type."""
+    """Replace a buffer that scripts make by its name. It gets the compiled config of its own type."""
     from easydict import EasyDict
 
     from ding_store.config import as_store

@@ -1,4 +1,4 @@
-"""What processes of a command used: each notes it, and the launcher says at its end what was not on the store."""
+"""Record of the parts that a command's processes use. The launcher prints at its end what was not on the store."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from typing import Dict, Iterator, List, Set, Tuple
 
-#: A launcher's file for notes.
+#: Path of a launcher's file for notes.
 ENV_USES = 'DING_STORE_USES'
 REPLAY, EXCHANGE, WEIGHTS = 'replay', 'exchange', 'weights'
 KINDS = (REPLAY, EXCHANGE, WEIGHTS)
@@ -19,10 +19,10 @@ _noted: Set[Tuple[str, str]] = set()
 def note(kind: str, plain: str = '') -> None:
     """
     Overview:
-        This process uses DI-engine's replay, exchange or weights on the store, or without it; noted once.
+        Note once that this process uses DI-engine's replay, exchange or weights on the store, or without it.
     Arguments:
         - kind (:obj:`str`): One of ``KINDS``.
-        - plain (:obj:`str`): What is not on the store; empty: the store's part is used.
+        - plain (:obj:`str`): Name of the part that is not on the store. Empty: the store's part is used.
     """
     path = os.environ.get(ENV_USES)
     if path is None or (kind, plain) in _noted:
@@ -37,7 +37,7 @@ def note(kind: str, plain: str = '') -> None:
 
 
 class Usage:
-    """What the processes of a launcher noted."""
+    """Notes of a launcher's processes."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -45,7 +45,7 @@ class Usage:
     def summary(self) -> str:
         """
         Overview:
-            A line that names what was on the store, and one for each thing that was not.
+            Return a line that names the kinds on the store, and a line for each part that was not.
         """
         on_store: Set[str] = set()
         plain: Dict[str, Counter] = {kind: Counter() for kind in KINDS}
@@ -69,8 +69,8 @@ class Usage:
 
 @contextmanager
 def uses() -> Iterator[Usage]:
-    """Processes that are started in the block note what they use."""
-    # In memory: a launcher that is killed leaves no file behind.
+    """Make processes that are started in the block note what they use."""
+    # A file in memory: a launcher that is killed leaves no file behind.
     descriptor = os.memfd_create('ding_store_uses')
     os.environ[ENV_USES] = path = f'/proc/{os.getpid()}/fd/{descriptor}'
     try:

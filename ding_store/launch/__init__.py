@@ -1,1 +1,1 @@
-"""Processes of a run: one per role, each running the user's own script."""
+"""The processes of a run: one per role, each running the user's own script."""

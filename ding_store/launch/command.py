@@ -1,4 +1,4 @@
-"""A command that starts its own processes, as ``ditask`` does: run as it stands, and ended with all that it started."""
+"""``run_command``: run a command that starts its own processes, as ``ditask`` does, and end all of them with it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ding_store.middleware.last_checkpoint import SAVE_S, is_saving
 from ding_store.parent_death import end_with
 
 _PR_SET_CHILD_SUBREAPER = 36
-#: How long a command may take to end after it was told to, before all of its processes are made to.
+#: Seconds from the request to end until all processes of the command are killed.
 LEAVE_S = 10.0
-#: How long processes that were killed may take to be gone.
+#: Seconds that killed processes may take to disappear.
 KILL_S = 10.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -27,28 +27,28 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
     """
     Overview:
-        Run a command to its end. A signal that ends this process is handed on, and what is left of the command's
-        processes ``leave_s`` later, or when told once more, is killed: workers that ignore signals, too. While one of
-        them writes its last checkpoint, ``leave_s`` does not begin. Those of another session (the embedded server's,
-        which ends by itself) are not touched.
+        Run a command until it ends. A signal that ends this process is passed on to the command. Processes of the
+        command that are left after ``leave_s``, or at a second signal, are killed, even if they ignore signals.
+        ``leave_s`` begins only after a last checkpoint that one of them writes. Processes of another session are not
+        touched: the embedded server ends by itself.
     Returns:
-        - code (:obj:`int`): As a shell says it: 128 + signal when it was killed.
+        - code (:obj:`int`): The exit code as in a shell: 128 + signal if the command was killed.
     Raises:
         - ConfigError: There is no such command.
     """
     heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup, or a shell's &
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*heard, signal.SIGCHLD])
-    # What the command leaves without a parent becomes ours, and so is found among our descendants.
+    # A subreaper adopts the orphans of the command, so that they are found among its descendants.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(command, before)
     patience = _Patience(leave_s)
     while child.poll() is None or (patience.was_told and any(_descendants())):
-        # Once told to end, its processes may do so without a word to us, which are no children of ours: look again.
+        # After a request to end, grandchildren end without a SIGCHLD for this process: check again every 0.2 s.
         told = signal.sigtimedwait([*heard, signal.SIGCHLD], 0.2 if patience.was_told else 3600.0)
         if told is not None and told.si_signo != signal.SIGCHLD:
             if not patience.was_told:
-                sys.stderr.write('ding-store: interrupted: ending the command (once more to kill it)\n')
-                if told.si_pid:  # one of a terminal has reached the command, too
+                sys.stderr.write('ding-store: interrupted: ending the command (interrupt again to kill it)\n')
+                if told.si_pid:  # a signal from a terminal has reached the command already
                     child.send_signal(told.si_signo)
             patience.tell()
         if patience.has_ended():
@@ -61,7 +61,7 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
 
 
 class _Patience:
-    """With a command that was told to end: ``leave_s``, which do not begin before a last checkpoint is written."""
+    """Deadline of a command that received a signal: ``leave_s``, which begin after a last checkpoint is written."""
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
@@ -69,7 +69,7 @@ class _Patience:
         self._is_saving = self.was_told = False
 
     def tell(self) -> None:
-        """The second time it ends at once."""
+        """Start the deadline. At the second call it is over at once."""
         now = time.monotonic()
         self._ends, self._saving_ends = (now, now) if self.was_told else (now + self._leave_s, now + SAVE_S)
         self.was_told = True
@@ -99,7 +99,7 @@ def _start(command: Sequence[str], mask: set) -> subprocess.Popen:
 
 
 def _descendants() -> Iterator[int]:
-    """Those that live of this session, whoever their parents are."""
+    """Yield the processes of this session that descend from this process through any chain of parents."""
     parents = {pid: parent for pid, parent in _processes() if os.getsid(0) == _session_of(pid)}
     for pid in parents:
         ancestor = pid
@@ -110,13 +110,13 @@ def _descendants() -> Iterator[int]:
 
 
 def _processes() -> Iterator[Tuple[int, int]]:
-    """(process, its parent) of all that live."""
+    """Yield (process, its parent) for all processes that run."""
     for name in os.listdir('/proc'):
         if name.isdigit():
             try:
                 with open(f'/proc/{name}/stat') as file:
                     state, parent = file.read().rpartition(')')[2].split()[:2]
-            except OSError:  # it is gone, or another user's, which /proc may hide (hidepid)
+            except OSError:  # the process ended, or another user's, which /proc may hide (hidepid)
                 continue
             if state not in 'ZX':
                 yield int(name), int(parent)
@@ -130,7 +130,7 @@ def _session_of(pid: int) -> int:
 
 
 def _kill_all() -> List[int]:
-    """Again and again, since what is about to die may have started more; those that do not die in time."""
+    """Kill all descendants until none is left, and return those left at the deadline. A victim may have forked."""
     deadline = time.monotonic() + KILL_S
     while pids := list(_descendants()):
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""``ding-store run --roles``: one process per role, forked from one that has imported DI-engine, and watched."""
+"""``ding-store run --roles``: fork one process per role from a process that has imported DI-engine, and watch them."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import Store
 from ding_store.storage.urls import address_of, root_of
 
-#: How long processes may take to leave after the run has ended, before they are told to, and then made to: a learner
-#: that is told has some seconds to come to its last checkpoint.
+#: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
+#: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
-#: Why a run ended that a person or a scheduler stopped.
+#: Reason of a run that a person or a scheduler stopped.
 INTERRUPTED = 'interrupted'
 
 
 def parse_roles(text: str) -> Dict[str, int]:
     """
     Overview:
-        'learner=1,collector=2,evaluator=1' as a dict.
+        Parse 'learner=1,collector=2,evaluator=1' into a dict.
     Raises:
-        - ConfigError: An unknown role, a bad number, no learner or no collector.
+        - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector.
     """
     roles: Dict[str, int] = {}
     for item in text.split(','):
@@ -61,7 +61,7 @@ def parse_roles(text: str) -> Dict[str, int]:
 
 
 def parse_delays(text: str) -> Dict[str, float]:
-    """'learner=10,collector=2.5' as a dict of seconds; empty for the empty string."""
+    """Parse 'learner=10,collector=2.5' into a dict of seconds. The empty string gives an empty dict."""
     delays: Dict[str, float] = {}
     for item in filter(None, text.split(',')):
         role, _, seconds = item.strip().partition('=')
@@ -77,7 +77,7 @@ def parse_delays(text: str) -> Dict[str, float]:
 
 
 def parse_cpu_roles(text: str) -> Tuple[str, ...]:
-    """'collector,evaluator' as a tuple; empty for the empty string."""
+    """Parse 'collector,evaluator' into a tuple. The empty string gives an empty tuple."""
     roles = tuple(item.strip() for item in text.split(',')) if text else ()
     for role in roles:
         if role not in ROLES:
@@ -87,7 +87,7 @@ def parse_cpu_roles(text: str) -> Tuple[str, ...]:
 
 @dataclass
 class Result:
-    """How a job ended."""
+    """End of a job: its exit code, the reason and the figures."""
 
     code: int
     reason: str
@@ -99,7 +99,7 @@ class Result:
 
 @dataclass
 class Process:
-    """One role's process."""
+    """Process of one role."""
 
     role: str
     node_id: int
@@ -107,8 +107,8 @@ class Process:
     pidfd: int
     log: Path
     address: str
-    code: Optional[int] = None  # as a shell says it: 128 + signal when killed
-    is_told: bool = False  # to end, once: who is told twice does not save any more
+    code: Optional[int] = None  # as in a shell: 128 + signal if it was killed
+    is_told: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
 
     @property
     def title(self) -> str:
@@ -119,15 +119,15 @@ class Process:
 class Job:
     """
     Overview:
-        Start the roles of a run, keep watch, and end them together.
+        Start the roles of a run, watch them, and end them together.
     Arguments:
-        - script (:obj:`UserScript`): What every role runs.
+        - script (:obj:`UserScript`): Script that every role runs.
         - roles (:obj:`Dict[str, int]`): Processes per role.
-        - config (:obj:`StoreConfig`): Where the run's data is.
-        - log_dir (:obj:`Path`): A log file per process goes here.
-        - delays_s (:obj:`Dict[str, float]`): Start a role later, in seconds; for trying out start orders.
+        - config (:obj:`StoreConfig`): Address of the run's data.
+        - log_dir (:obj:`Path`): Directory of the log files, one per process.
+        - delays_s (:obj:`Dict[str, float]`): Seconds by which a role starts later, to try start orders.
         - cpu_roles (:obj:`Collection[str]`): Roles that use no GPU.
-        - say (:obj:`Callable`): Where messages for people go.
+        - say (:obj:`Callable`): Function that shows a message to the user.
     """
 
     script: UserScript
@@ -143,19 +143,20 @@ class Job:
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
     is_store_lost: bool = False
-    is_hurrying: bool = False  # who is still there is told to leave
+    is_hurrying: bool = False  # processes that are left receive SIGTERM
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
 
     def run(self, out: Any) -> Result:
         """
         Overview:
-            Start the job, show its progress on ``out``, and wait for its end; a run that ended in order is retired.
+            Start the job, show its progress on ``out``, and wait for its end. Retire a run that finished in order.
         """
         with RunSession(self.config).store as store:
             first, script = FIRST_IDS['learner'], self.script.identity
             check_script(store, first, script)
             clear_ended_run(store, self.config)
-            # Two jobs in one run would take each other's experience. One that was killed is no more: it is resumed.
+            # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
+            # resumed.
             claim_run(store, None, first, silence_s(self.config.heartbeat_s), script)
         self._make_log_dir()
         with signals_as_interrupt():
@@ -186,7 +187,7 @@ class Job:
             try:
                 retire(session.store, self.config.heartbeat_s)
             except StoreError as error:
-                display.say(f'the run could not be retired, which the next one of its name sees to: {error}')
+                display.say(f'the run could not be retired, which the next run of its name will do: {error}')
         return result
 
     def _say_how_to_resume(self, store: Store) -> None:
@@ -199,7 +200,7 @@ class Job:
             self.say(f'its checkpoints are in {checkpoints["path"]}; run the same command again to resume')
 
     def _end_rest(self) -> None:
-        """Whatever became of the launcher, no process of it stays behind, nor the places where they listened."""
+        """Kill every process of the job that is left, and remove the sockets that they listened at."""
         for process in self.processes:
             if process.code is None:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
@@ -225,14 +226,14 @@ class Job:
             raise
         except OSError as error:
             raise ConfigError(
-                f'no logs can be written to {str(self.log_dir)!r} ({error.strerror}): name another directory by --logs'
+                f'no logs can be written to {str(self.log_dir)!r} ({error.strerror}). Pass another one with --logs'
             ) from error
 
     def _prepare_environment(self) -> None:
         os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'
         os.environ[ENV_LAUNCHED] = launch()
-        # Each role computes in one thread unless told otherwise: several processes with a thread per core each slow
-        # one another down far below one thread each.
+        # Each role computes in one thread unless the environment sets another number. Several processes with a thread
+        # per core each slow one another down far below one thread each.
         os.environ.setdefault('OMP_NUM_THREADS', '1')
 
     def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
@@ -251,7 +252,7 @@ class Job:
                 os.close(process.pidfd)
             _redirect(log)
             code = part.run()
-        except BaseException:  # noqa: BLE001 - what comes out of the script itself was dealt with: this is ours
+        except BaseException:  # noqa: BLE001 - the script's own errors are handled in run: this is an error of ours
             traceback.print_exc()
         finally:
             exit_process(code)
@@ -261,16 +262,16 @@ class Job:
         has_gpu = role not in self.cpu_roles
         return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu)
 
-    # Keeping watch
+    # Watching
 
     def watch(self, session: RunSession, tick: Callable[[], None], tick_s: float = 1.0) -> int:
         """
         Overview:
-            Wait until all processes are gone, calling ``tick`` now and then. A learner or evaluator that dies is
-            started again if the learner makes checkpoints and it was no ConfigError, and else ends the run; a collector
-            that dies costs its unfinished chunk, the last one ends the run.
+            Wait until all processes have ended, and call ``tick`` about once per ``tick_s``. A learner or evaluator
+            that crashes is restarted if the learner makes checkpoints and the cause was no ConfigError. Otherwise it
+            ends the run. A collector that crashes loses its unfinished chunk. The last collector ends the run.
         Returns:
-            - code (:obj:`int`): 0 when the run finished in order.
+            - code (:obj:`int`): 0 if the run finished in order.
         """
         selector = selectors.DefaultSelector()
         for process in self.processes:
@@ -291,7 +292,7 @@ class Job:
             except KeyboardInterrupt:
                 interrupts += 1
                 self.failed = self.failed or INTERRUPTED
-                self.say('interrupted: ending the run (once more to kill it)')
+                self.say('interrupted: ending the run (interrupt again to kill it)')
                 self._interrupt(session)
                 if interrupts > 1:
                     self._kill_all()
@@ -307,9 +308,11 @@ class Job:
             self._end_here(INTERRUPTED, error, session)
 
     def _end_here(self, reason: str, error: StoreError, session: RunSession) -> None:
-        """End a run whose store is away: our own processes are told, a learner with checkpoints writes its last one."""
+        """
+        End a run whose store is away: send SIGTERM to our processes. A learner with checkpoints writes its last one.
+        """
         self.failed, self.is_store_lost = self.failed or reason, True
-        self.say(f'the store cannot be told of it, so the processes started here are: {error}')
+        self.say(f'the store is away, so only the processes started here are ended: {error}')
         session.finish_here(reason)
         for process in self.processes:
             if process.code is None and not process.is_told:
@@ -317,7 +320,7 @@ class Job:
                 os.kill(process.pid, signal.SIGTERM)
 
     def _reaped(self, process: Process, session: RunSession) -> Optional[Process]:
-        """As ``_reap``, also where the store does not come back."""
+        """Call ``_reap``, and end the job if the store does not come back."""
         try:
             return self._reap(process, session)
         except StoreError as error:
@@ -325,7 +328,7 @@ class Job:
             return None
 
     def _reap(self, process: Process, session: RunSession) -> Optional[Process]:
-        """Take note of its end; returns the process that was started in its place, if any."""
+        """Record the end of a process. Return the process that was started in its place, if any."""
         _, status = os.waitpid(process.pid, 0)
         os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(status)
@@ -337,8 +340,8 @@ class Job:
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
         if code == 0:
             how = (
-                'ended before the run did (does its script use both exchangers, and tell its roles apart, as with '
-                '`task.add_role`?)'
+                'ended before the run did (check that its script uses both exchangers, and separates its roles, '
+                'e.g. with `task.add_role`)'
             )
         if code < 0 and process.role == 'evaluator' and self._was_told_to_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
@@ -349,7 +352,7 @@ class Job:
         if process.role == 'collector':
             end = end_of(session.store)
             if end is not None and not end.failed:
-                return None  # the run had what it wanted, however long the others took to leave before it was seen
+                return None  # the run finished in order; the others took long to leave before this exit was seen
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
                 return None
@@ -359,15 +362,15 @@ class Job:
         return None
 
     def _join_command(self) -> str:
-        """The line that adds a collector from the directory that this command was started in."""
+        """Return the command that adds a collector, if run in the directory that this command was started in."""
         words = ['ding-store', 'join', '--role', 'collector', '--run', self.config.run or 'default']
         if root_of(self.config.url) != root_of(DEFAULT_URL):
-            # A URL may hold a password: such a one is in the environment of whoever started this.
+            # A URL may hold a password, so print the address only: the password is in the starting shell's environment.
             words += ['--store', address_of(self.config.url)]
         return shlex.join([*words, '--', *self.script.command])
 
     def _was_told_to_leave(self, session: RunSession) -> bool:
-        """Whether it was ended by us, of a run that ended in order: an evaluation may take longer than we wait."""
+        """Return True if we ended the process after the run finished in order. An evaluation may outlast our wait."""
         end = end_of(session.store)
         return self.is_hurrying and end is not None and not end.failed
 
@@ -376,7 +379,7 @@ class Job:
         if limit is None or session.store.get(FINISH) is not None:
             return False
         if code == os.EX_CONFIG:
-            self.say('it is not started again: what it refuses (a ConfigError) it would refuse again')
+            self.say('it is not started again: it failed with a ConfigError, which would occur again')
             return False
         if self.num_restarts >= limit:
             self.say(f'it is not started again: that was done {limit} times already (store.checkpoint.max_restarts)')
@@ -384,17 +387,17 @@ class Job:
 
     @staticmethod
     def _max_restarts(store: Store) -> Optional[int]:
-        """None where nothing makes checkpoints."""
+        """Return the limit of restarts, or None if nothing makes checkpoints."""
         checkpoints = checkpoints_of(store)
         if checkpoints is not None:
             return int(checkpoints['max_restarts'])
-        # A server that lost its memory knows of none, but what the learner had to report it has again.
+        # A server that lost its memory has no such value, but it has the learner's reports again.
         learners = Members(store).refresh().of('learner')
         limit: Optional[int] = learners[-1].figures.get('max_restarts') if learners else None
         return limit
 
     def _restart(self, process: Process, session: RunSession) -> Process:
-        """Another one in its place; who waits for it goes on as soon as it is there."""
+        """Start another process in its place. Members that wait for it continue as soon as it reports."""
         self.num_restarts += 1
         self._bury(process, session.store)
         alive = [each for each in self.processes if each.code is None]
@@ -412,14 +415,14 @@ class Job:
 
     @staticmethod
     def _bury(process: Process, store: Store) -> None:
-        """Report a process that cannot do it itself any more: nobody needs to wait whether it lives."""
+        """Report a crashed process as failed, so that no other member waits to see whether it is alive."""
         host = os.uname().nodename
         for member in Members(store).refresh().alive(process.role):
             if (member.pid, member.host) == (process.pid, host):
-                # At its maxmemory the server takes no report, and others hear of it by its silence.
+                # At its maxmemory the server takes no report. The other members then see that it is silent.
                 with contextlib.suppress(ServerFull):
                     try:
-                        member.report(store, 'failed', 'it died')
+                        member.report(store, 'failed', 'it crashed')
                     except AppendUnsettled as error:
                         if not error.needs_room:
                             raise
@@ -427,14 +430,14 @@ class Job:
     def _give_up(self, process: Process, how: str, session: RunSession) -> None:
         self.failed = f'{process.title} {how}'
         session.finish(self.failed, failed=True)
-        end = end_of(session.store)  # perhaps the process itself had said that it failed
+        end = end_of(session.store)  # the process itself may have reported its failure first
         if end is not None and end.failed:
             self.say(
                 f'the run ends: it cannot go on without its {process.role}. Its data is kept; run it again to resume'
             )
 
     def _hurry(self, ended_s: float) -> None:
-        """End who is still there; a learner that is writing its last checkpoint not before it has."""
+        """End the processes that are left. A learner that writes its last checkpoint gets time until it has."""
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
             return
@@ -465,7 +468,7 @@ def _redirect(log: Path) -> None:
     os.dup2(fd, 2)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    # Line by line, so that a log is whole whatever its process dies of.
+    # Flush each line, so that a log is complete however its process ends.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)

@@ -1,4 +1,4 @@
-"""``ding-store join``: one more process for a running job."""
+"""``ding-store join``: add one process to a running job."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScr
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
         its own branches on ``task.router`` give it the role.
     Arguments:
-        - wait (:obj:`bool`): Also join a run that has no living member, and wait for others.
+        - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
@@ -44,8 +44,8 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScr
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
     print_to(sys.stderr, f'joining run {config.run!r} as {role}, node {node_id}\n')
-    os.environ[ENV_LAUNCHED] = launch()  # the run is somebody else's to clear and to retire
-    os.environ.pop(ENV_JOINED, None)  # of a joined script that starts another
+    os.environ[ENV_LAUNCHED] = launch()  # another process clears and retires the run
+    os.environ.pop(ENV_JOINED, None)  # it may be set if a joined script starts another
     if found is not None:
         os.environ[ENV_JOINED] = found.epoch
     install()
@@ -61,21 +61,21 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScr
 def living(store: Store, config: StoreConfig) -> StreamInfo:
     """
     Overview:
-        The members' stream of a run with somebody in it; where one is being started on this host, once there is.
+        Return the members' stream of a run that has a living process. Wait if a launcher is starting it on this host.
     Raises:
-        - ConfigError: Nobody is.
+        - ConfigError: The run has no living process.
     """
     deadline, members, is_told = time.monotonic() + config.peer_timeout_s, Members(store), False
     while True:
-        # Before it looks around: the run may end meanwhile.
+        # Read before the members are checked, because the run may end meanwhile.
         found = store.stream_info(STREAM)
         if found is not None and members.reporting(None, silence_s(config.heartbeat_s)) is not None:
             return found
         launcher = starting(store)
         if launcher is None or time.monotonic() >= deadline:
             raise ConfigError(
-                f'run {config.run!r} has no living process at {store.info().address}: is it --run or --store that is '
-                'another? To be there before the others, say --wait'
+                f'run {config.run!r} has no living process at {store.info().address}. Check --run and --store, or '
+                'wait for the run with --wait'
             )
         if not is_told:
             is_told = True

@@ -1,4 +1,4 @@
-"""What a command prints, also when who read it is gone."""
+"""Output of commands that survives the end of its reader."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 def print_to(out: Any, text: str) -> None:
     """
     Overview:
-        Write it at once. Where who read it is gone (``| head``, a terminal that was closed), nobody does from here on,
-        and who prints goes on: a run is not to end for want of a reader.
+        Write a text at once. If the reader is gone (``| head``, a closed terminal), drop this and all later output: a
+        run must not end because nothing reads its output.
     """
     try:
         out.write(text)
@@ -21,15 +21,15 @@ def print_to(out: Any, text: str) -> None:
 
 def printable(text: str) -> str:
     """
-    Overview:
-        The text with every control character but line ends and tabs escaped. What a store holds is shown on terminals,
+    Return the text with every control character but line ends and tabs escaped. Any process that can write to a
+    store may have put terminal escape codes into the texts that it holds.
         and any process that can write to the store may have put escape codes there.
     """
     return ''.join(c if c.isprintable() or c in '\n\t' else c.encode('unicode_escape').decode() for c in text)
 
 
 def discard(out: Any) -> None:
-    """Let go of what it still holds and of all that follows: the interpreter flushes it at its end."""
+    """Drop the stream's buffered and later output. The interpreter flushes the stream at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, out.fileno())
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""A run's figures: the line while it runs, the table at its end."""
+"""Figures of a run: the line while it runs, the table at its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ding_store.storage.base import Store
 class Figures:
     """
     Overview:
-        What a run has done so far, from its members' own reports. Times are seconds of CLOCK_MONOTONIC.
+        Progress of a run so far, from its members' own reports. Times are seconds of CLOCK_MONOTONIC.
     """
 
     env_step: int = 0
@@ -50,13 +50,13 @@ class Figures:
         )
         figures.began_s = members.began_s('collector')
         for each in members.of('learner'):
-            # One that went on with the replay of those before it counts all of their rows.
+            # A learner that resumed with the replay of those before it counts all of their rows.
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
             figures.rows_ingested = before + int(each.figures.get('rows', 0))
         figures.chunks_lost = int(members.total('learner', 'lost'))
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
-        # What a killed collector appended after its last report is counted where it was taken. Of those that left the
-        # reports are complete: there the two counts stay apart, and their difference is a fault to be seen.
+        # A killed collector's rows after its last report are counted when the learner reads them. The reports of
+        # collectors that left are complete: there the two counts stay apart, because a difference shows a fault.
         figures.collectors_not_left = members.num_not_left('collector')
         if figures.collectors_not_left:
             figures.rows_appended = max(figures.rows_appended, figures.rows_ingested)
@@ -80,18 +80,18 @@ class Figures:
         self.policy_lag = max(self.policy_lags.values(), default=0)
 
     def _measure_loop_of(self, learner: dict) -> None:
-        """Of one that was started again: times, and so rates, are those of its own loop, totals those of all lives."""
+        """Set times and rates to those of a restarted learner's own loop. Totals include the processes before it."""
         self.began_s, self.began_iter = learner['began_s'], learner.get('began_iter', 0)
-        # One that did not go on with the counts of those before it has counted from 0: its steps are the last of all.
+        # A learner that did not resume the counts of those before it started at 0: its steps are the last of all.
         self.began_step = self.env_step - (learner.get('env_step', 0) - learner.get('began_step', 0))
 
     @property
     def loop_s(self) -> float:
-        """From the first env step to the last iteration of the learner."""
+        """Seconds from the first env step to the last iteration of the learner."""
         return max(self.ended_s - self.began_s, 1e-9) if self.began_s and self.ended_s else float('nan')
 
     def policies(self) -> str:
-        """Versions and lags; with names where there are several."""
+        """Return versions and lags as text, with names if there are several policies."""
         several = len(self.policy_versions) > 1
         texts = [
             f'{name + " " if several else ""}v{version} (lag {self.policy_lags.get(name, 0)})'
@@ -109,14 +109,14 @@ class Figures:
 
 
 def _newest(members: List[Member]) -> Optional[Member]:
-    # Who joined last: one before it that was killed together with its launcher passes for alive.
+    # The last that joined: a learner that was killed together with its launcher still counts as alive.
     return members[-1] if members else None
 
 
 class Display:
     """
     Overview:
-        One line that renews itself on a terminal, a line now and then elsewhere, the first one soon.
+        One line that is overwritten on a terminal. Elsewhere, a line every few seconds, and the first one soon.
     """
 
     def __init__(
@@ -131,7 +131,9 @@ class Display:
         self._next = self._begin + first_s
 
     def figures(self, waits: bool = True) -> Figures:
-        """As they were last read, where the store is away; ``waits``: and does not come back in time."""
+        """
+        Return the figures, or the last ones read if the store is away. ``waits``: wait until a timeout for the store.
+        """
         try:
             with contextlib.nullcontext() if waits else self._store.nonblocking():
                 self._members.refresh()
@@ -140,7 +142,9 @@ class Display:
         return Figures.of(self._members)
 
     def tick(self) -> None:
-        """Never waits for a store that is away, nor fails for want of it: whoever shows a run has more to do."""
+        """
+        Show the line if it is due. Never wait for a store that is away, and do not fail: the caller watches a run.
+        """
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s
@@ -162,7 +166,7 @@ class Display:
 def table(columns: Sequence[Tuple[str, dict]]) -> str:
     """
     Overview:
-        Rows of figures side by side. ``columns`` are (title, {row name: text}); rows come in the order of the first.
+        Return rows of figures side by side. ``columns`` are (title, {row name: text}). Rows have the first's order.
     """
     names = list(dict.fromkeys(name for _, cells in columns for name in cells))
     widths = [max(len(title), *(len(str(cells.get(n, '-'))) for n in names)) for title, cells in columns]
@@ -175,7 +179,7 @@ def table(columns: Sequence[Tuple[str, dict]]) -> str:
 
 
 def summary(figures: Figures, wall_s: float) -> dict:
-    """The end table's column for a run through the store."""
+    """Return the end table's column of a run through the store."""
     corrupt = {'corrupt entries skipped': figures.entries_corrupt} if figures.entries_corrupt else {}
     silent = figures.collectors_not_left
     at_least = f' (at least: {silent} collector{"s" * (silent > 1)} gave no last report)' if silent else ''
@@ -196,5 +200,5 @@ def summary(figures: Figures, wall_s: float) -> dict:
 
 
 def _if_known(value: float, form: str) -> str:
-    """A run that ended before its first env step has no loop."""
+    """Return '-' for NaN: a run that ended before its first env step has no loop."""
     return '-' if math.isnan(value) else format(value, form)

@@ -1,4 +1,4 @@
-"""One role of a job in a process that was not forked from its launcher: which has threads by then, and may not fork."""
+"""Roles of a job, and how to start one in a new interpreter: a launcher with threads must not fork."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from ding_store.parent_death import end_with
 class Role:
     """
     Overview:
-        What a role's process has to know.
+        Data that a role's process needs.
     Arguments:
-        - script (:obj:`UserScript`): What it runs.
-        - node_id (:obj:`int`), address (:obj:`str`): Its own, in DI-engine's router.
+        - script (:obj:`UserScript`): Script to run.
+        - node_id (:obj:`int`), address (:obj:`str`): The process's own in DI-engine's router.
         - peers (:obj:`List[str]`): Addresses to dial.
-        - num_workers (:obj:`int`): Of the job.
-        - launcher (:obj:`int`): The pid that it does not outlive.
-        - has_gpu (:obj:`bool`): Whether it may use the machine's GPUs.
+        - num_workers (:obj:`int`): Number of processes of the job.
+        - launcher (:obj:`int`): Pid of the process whose end ends this one.
+        - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
     """
 
     script: UserScript
@@ -41,23 +41,23 @@ class Role:
     has_gpu: bool = True
 
     def enter(self) -> None:
-        """Make this process one that its launcher ends: nobody else would, if that is killed."""
-        # Ctrl-C, or its closing, reaches every process of the terminal. The launcher ends the run for all, in order.
+        """Make this process end with its launcher, even if the launcher is killed."""
+        # Every process of a terminal receives its Ctrl-C and SIGHUP. The launcher ends the run for all, in order.
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         end_with(self.launcher)
 
     def run(self) -> int:
-        """Run the script to its end; returns its exit code."""
+        """Run the script until it ends, and return its exit code."""
         from ding_store.hook import install
         from ding_store.launch.router import activate, deactivate
 
         if self.delay_s:
             time.sleep(self.delay_s)
         if not self.has_gpu:
-            # Read when CUDA is first asked for, which nobody did yet. Policies then are on the CPU, whatever their
-            # config's cuda says: they ask torch whether there is a GPU.
+            # CUDA reads this at its first use, which has not been yet. Policies are then on the CPU, whatever their
+            # config's cuda says, because they check whether torch has a GPU.
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
         install()
         activate(self.node_id, self.address, self.peers, self.num_workers)
@@ -66,15 +66,15 @@ class Role:
         return code
 
     def spawn(self, log: Path) -> int:
-        """Start a new interpreter with this role, its output at the end of ``log``; returns its pid."""
+        """Start a new interpreter with this role and append its output to ``log``. Return its pid."""
         command = [sys.executable, '-u', '-m', 'ding_store.launch.role_process', json.dumps(asdict(self))]
         with open(log, 'ab', opener=private_files.opener) as out:
-            # It shall have the code that its launcher has, wherever that comes from.
+            # The new process must import the code that its launcher runs, from the same place.
             path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get('PYTHONPATH')]))
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env={**os.environ, 'PYTHONPATH': path}
             )
-        child.returncode = 0  # the launcher reaps it, by its pid: not for subprocess to wait for
+        child.returncode = 0  # the launcher reaps it by its pid: subprocess must not wait for it
         return child.pid
 
 

@@ -1,4 +1,4 @@
-"""DI-engine's router in a process that DI-engine did not start: active, with a node id, in the mesh of its run."""
+"""DI-engine's router in a process that DI-engine did not start: active, with a node id and peers."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 
-#: The node ids that DI-engine's examples give their roles by.
+#: First node id of each role in DI-engine's examples.
 FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}
 ROLES = tuple(FIRST_IDS)
-#: Processes that join get ids from here on: those below may be given by ``ditask`` to workers still on their way.
+#: First node id of processes that join. ``ditask`` may still start workers with lower ids.
 FIRST_JOINED_ID = 100
 
 
 def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers: int) -> None:
     """
     Overview:
-        Make ``task.router`` active in this process, listening and dialling as a worker of ``ditask`` would.
+        Make ``task.router`` active in this process. It listens and dials as a worker of ``ditask`` does.
     """
     from ding.framework import Parallel, task
 
@@ -32,7 +32,7 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
     task.stop = _stop
     router._run(
         node_id=node_id,
-        local_id=0,  # its start would be delayed by that many seconds
+        local_id=0,  # a worker's start is delayed by that many seconds
         n_parallel_workers=num_workers,
         listen_to=listen_to,
         attach_to=list(attach_to),
@@ -41,12 +41,12 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
 
 def _stop() -> None:
     """
-    In place of ``task.stop``, which tells all of the mesh to finish, until the exchangers have one of their own: what
-    fails before it takes part, or is interrupted, has nothing to end. Others wait for it as for one that was killed.
+    Replace ``task.stop``, which ends all of the mesh, until the exchangers install their own. A process that fails or
+    is interrupted before it takes part must not end the run. The others wait for it as for a killed process.
     """
     from ding.framework import task
 
-    del task.stop  # from here on the class's own again
+    del task.stop  # the class's own applies from here on
     was_active = task.router.is_active
     task.router.is_active = was_active and not is_failing()
     try:
@@ -63,7 +63,7 @@ def deactivate() -> None:
 
 
 def new_addresses(count: int) -> List[str]:
-    """Addresses of sockets in a new directory of this user alone: DI-engine unpickles what comes from them."""
+    """Return addresses of sockets in a new directory of this user only: DI-engine unpickles all that arrives there."""
     directory = make_socket_directory()
     return [f'ipc://{directory}/{i}.ipc' for i in range(count)]
 
@@ -80,8 +80,8 @@ def remove_address(address: str) -> None:
 def claim_node_id(store: Store, role: str) -> int:
     """
     Overview:
-        A node id that no process of the run has, had or claims at this moment, fit for the role: DI-engine's examples
-        take node 0 for the learner, 1 for the evaluator, and all others for collectors.
+        Claim a node id that no process of the run has, had or claims now, and that fits the role. DI-engine's examples
+        use node 0 for the learner, 1 for the evaluator, and all others for collectors.
     """
     if role in SINGLE_ROLES:
         return FIRST_IDS[role]
@@ -96,7 +96,7 @@ def claim_node_id(store: Store, role: str) -> int:
 
 
 def peer_addresses(store: Store) -> List[str]:
-    """Where the living members of the run listen, as far as this host can reach them."""
+    """Return the addresses of living members that this host can reach."""
     host = os.uname().nodename
     return [
         member.address

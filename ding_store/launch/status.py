@@ -1,4 +1,4 @@
-"""``ding-store status``: what a run holds and does now. Reads only; holds nothing up."""
+"""``ding-store status``: a run's contents and activity. It only reads, and delays no process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) ->
 
 
 def to_json(status: Dict[str, Any]) -> str:
-    """JSON as every parser reads it: a number that is not finite, as the return before the first one, is null."""
+    """Return JSON that every parser reads. A number that is not finite, as the return before the first, is null."""
     figures = [status['figures'], *(member['figures'] for member in status['members'])]
     for each in figures:
         for name, value in each.items():
@@ -50,7 +50,7 @@ def to_json(status: Dict[str, Any]) -> str:
 
 
 def has_ended(config: StoreConfig) -> bool:
-    """Whether only those who look at it keep the run's embedded server: it must not wait for them."""
+    """Return True if only observers keep the run's embedded server. It must not wait for them."""
     directory = directory_of(config.url, config.run or 'default')
     server = None if directory is None else running(directory)
     return server is not None and server.is_finished
@@ -59,9 +59,9 @@ def has_ended(config: StoreConfig) -> bool:
 def check_running(config: StoreConfig) -> None:
     """
     Overview:
-        Looking at an embedded store must not start one.
+        Check that the run's embedded server runs, because looking at a store must not start one.
     Raises:
-        - ConfigError: No server runs for this run; names those that do.
+        - ConfigError: No server runs for this run. The message names the runs that have one.
     """
     root = root_of(config.url)
     if root is None:
@@ -74,7 +74,7 @@ def check_running(config: StoreConfig) -> None:
 
 
 def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
-    """Two looks ``rate_s`` apart: what is there, and how fast it changes."""
+    """Read a run twice, ``rate_s`` apart, and return its contents and rates."""
     members = Members(store)
     before, began = Figures.of(members.refresh()), time.monotonic()
     time.sleep(rate_s)

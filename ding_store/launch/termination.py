@@ -1,4 +1,4 @@
-"""Commands that are told to end, and what they clean up."""
+"""Signals that end a command: as KeyboardInterrupt, or delayed until the end of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 from typing import Iterator, List, Optional
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
-#: What comes again within this time is the same one: kernel and shell both say that a terminal was closed.
+#: Signals within this time count as one: kernel and shell both send SIGHUP when a terminal is closed.
 _SAME_S = 1.0
 
 
@@ -17,8 +17,8 @@ _SAME_S = 1.0
 def signals_as_interrupt() -> Iterator[None]:
     """
     Overview:
-        A scheduler that ends the job, and a terminal that is closed, mean what a user's Ctrl-C means:
-        KeyboardInterrupt, in the main thread.
+        Raise KeyboardInterrupt in the main thread at SIGTERM and SIGHUP. A scheduler that ends the job and a terminal
+        that is closed then have the effect of Ctrl-C.
     """
     told_s = -_SAME_S
 
@@ -29,7 +29,7 @@ def signals_as_interrupt() -> Iterator[None]:
             told_s = now
             raise KeyboardInterrupt
 
-    # Of nohup's a closed terminal is to be ignored.
+    # nohup sets SIGHUP to be ignored: leave that.
     heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, interrupt) for number in heard}
     try:
@@ -43,8 +43,8 @@ def signals_as_interrupt() -> Iterator[None]:
 def interrupts_later() -> Iterator[None]:
     """
     Overview:
-        What interrupts the block comes behind it: a process that is started reads what it is to do from this one, and
-        has an error of its own where that ends in the middle. For the main thread. No mask, which it would inherit.
+        Deliver a signal of this block at its end. A process that is started in the block reads its input from this
+        one, and fails if this one ends in the middle. For the main thread. A signal mask would be inherited.
     """
     came: List[int] = []
     heard = [number for number in (signal.SIGINT, *_SIGNALS) if callable(signal.getsignal(number))]

@@ -1,4 +1,4 @@
-"""The user's command, run inside a process of ours: ``python [-u] script.py args`` or ``python -m module args``."""
+"""The user's command in a process of ours: ``python [-u] script.py args`` or ``python -m module args``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from typing import Iterator, List, Sequence
 from ding_store.errors import ConfigError
 from ding_store.middleware.claim import Identity, identity
 
-#: Options of the interpreter that change nothing here: output of our processes is unbuffered anyway.
+#: Interpreter options without effect here: the output of our processes is unbuffered already.
 _IGNORED = ('-u', '-B')
-#: Of files that Python runs, whatever is in them.
+#: Suffixes of files that Python runs, whatever they contain.
 _SUFFIXES = ('.py', '.pyc', '.pyz', '.zip')
-#: Where this Python is, links of virtual environments not followed.
+#: Directory of this Python. Links of virtual environments are not followed.
 _BIN = os.path.dirname(os.path.abspath(sys.executable))
 
 
@@ -34,7 +34,7 @@ class UserScript:
     Overview:
         A Python program and its arguments.
     Arguments:
-        - target (:obj:`str`): Path of a script, or the name of a module.
+        - target (:obj:`str`): Path of a script, or name of a module.
     """
 
     target: str
@@ -44,8 +44,10 @@ class UserScript:
     @classmethod
     def parse(cls, command: Sequence[str]) -> UserScript:
         """
+        Parse a command.
+
         Raises:
-            - ConfigError: Not a Python command, or a file or package that does not exist.
+            - ConfigError: It is no Python command, or its file or package does not exist.
         """
         words = list(command)
         if not words:
@@ -76,7 +78,7 @@ class UserScript:
 
     @property
     def command(self) -> List[str]:
-        """The command that runs it by itself."""
+        """Command that runs the script by itself."""
         return ['python', '-u', *(['-m'] if self.is_module else []), self.target, *self.args]
 
     @property
@@ -86,9 +88,9 @@ class UserScript:
     def run(self) -> int:
         """
         Overview:
-            Run it as ``__main__``, to the end, exit handlers included. For a process that exits afterwards.
+            Run the script as ``__main__`` until it ends, and call its exit handlers later. The process must exit then.
         Returns:
-            - code (:obj:`int`): What its process would have exited with; ``os.EX_CONFIG`` for a ConfigError.
+            - code (:obj:`int`): Exit code that its process would have, ``os.EX_CONFIG`` for a ConfigError.
         """
         sys.argv = [self.target, *self.args]
         code = 0
@@ -105,24 +107,24 @@ class UserScript:
             code = 130
         except ConfigError:
             traceback.print_exc()
-            code = os.EX_CONFIG  # the launcher need not try again what cannot go otherwise
-        except BaseException:  # noqa: BLE001 - as the interpreter itself does with what a program lets through
+            code = os.EX_CONFIG  # the launcher does not retry, because the cause stays
+        except BaseException:  # noqa: BLE001 - as the interpreter does with an uncaught exception
             traceback.print_exc()
             code = 1
         return code
 
 
 def _check_interpreter(path: str) -> None:
-    """A bare name means this Python. A path means one installation, and the roles are forked from this process."""
+    """Check that a path names this Python, because the roles are forked from this process. A bare name always does."""
     if os.path.dirname(path) and os.path.realpath(os.path.dirname(path)) != os.path.realpath(_BIN):
         raise ConfigError(
-            f'cannot run roles with {path}: they are forked from this process, which is {sys.executable}. Say python '
+            f'cannot run roles with {path}: they are forked from this process, which is {sys.executable}. Write python '
             f'instead of the path, or start it there: {path} -m ding_store.cli run ...'
         )
 
 
 def _is_python(path: str) -> bool:
-    """Whether a file or directory is what ``python PATH`` runs: a script, or a command that pip has installed."""
+    """Return True if ``python PATH`` can run a file or directory: a script, or a command that pip has installed."""
     if os.path.isdir(path):
         return os.path.exists(os.path.join(path, '__main__.py'))
     if path.endswith(_SUFFIXES):
@@ -137,7 +139,7 @@ def _is_python(path: str) -> bool:
 
 
 def _check_module(name: str) -> None:
-    """Of ``a.b`` only a: looking for more imports a, which may look for b in its own way."""
+    """Check that the first package of a dotted name exists. Finding the rest would import the package."""
     package = name.partition('.')[0]
     here = importlib.machinery.PathFinder.find_spec(package, [os.getcwd()])
     if not package or (here is None and importlib.util.find_spec(package) is None):
@@ -154,7 +156,7 @@ def _exit_code(code: object) -> int:
 
 
 def exit_process(code: int) -> None:
-    """Leave a forked process: exit handlers and buffers, but nothing of the parent's stack."""
+    """Exit a forked process: run exit handlers and flush, but unwind nothing of the parent's stack."""
     try:
         atexit._run_exitfuncs()
         sys.stdout.flush()
@@ -165,13 +167,12 @@ def exit_process(code: int) -> None:
 
 def preload() -> None:
     """
-    Overview:
-        Import once, before forking, what every role needs: torch and DI-engine take seconds of each process's start.
-        The garbage collector leaves alone what is there by then: looking at it would copy all of its pages into each
-        of the processes, half a second of every one of them, right when they begin.
+    Import what every role needs once before forking: torch and DI-engine cost seconds in each process. Freeze the
+    objects that exist then. Otherwise the garbage collector's first pass copies all of their pages into each
+    process, which costs each half a second at its start.
     """
     was_enabled = gc.isenabled()
-    gc.disable()  # Collecting leaves holes in pages, which are copied when somebody fills them.
+    gc.disable()  # A collection leaves holes in pages, which are copied when new objects fill them.
     try:
         _import_all()
         _load_loops()
@@ -182,7 +183,7 @@ def preload() -> None:
 
 
 def _import_all() -> None:
-    # What their imports have to say (of gym's age, of optional packages) is nothing that a user can act on here.
+    # The warnings of these imports (gym's age, optional packages) are nothing that a user can act on here.
     with _silent_stderr(), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         import ding.config  # noqa: F401
@@ -201,7 +202,7 @@ def _import_all() -> None:
 
 
 def _load_loops() -> None:
-    """Compile the replay's loops, or load them, before the roles are forked: each role would do the same by itself."""
+    """Compile or load the replay's loops before the roles are forked. Otherwise each role would do the same."""
     from ding_store.buffer.kernels.load import load_kernels
     from ding_store.compiled.past_caches import LOADING_BYTES, load_for
 
@@ -211,7 +212,7 @@ def _load_loops() -> None:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    # The descriptor, not sys.stderr: DI-engine's logging keeps the stream that it finds when it is imported.
+    # Redirect the descriptor: DI-engine's logging keeps the sys.stderr object that it finds when it is imported.
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
