@@ -1,1 +1,1 @@
-"""``ding-store compare``: the jobs of the published requirements on the stock buffer and on the store, side by side."""
+"""``ding-store compare``: the jobs of the published requirements on DI-engine's own buffer and on the store."""

@@ -1,4 +1,4 @@
-"""Across processes: the pipeline of ``job`` with stock exchangers and with the store's, in turn."""
+"""Measurement across processes: the pipeline of ``job`` with DI-engine's exchangers and with the store's, in turn."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ding_store.compare.rows import Row
 from ding_store.compare.scratch import memory_directory, scratch
 from ding_store.compare.worker import ONE_THREAD, WorkerFailed
 
-#: For processes to start, too, which takes a busy machine long.
+#: Seconds until a job must have figures, including the start of its processes on a busy machine.
 DEADLINE_S = 90.0
-#: For all processes of a job to leave, before they are killed.
+#: Seconds until all processes of a job must have left, before they are killed.
 END_S = 20.0
-#: What a job writes down.
+#: Figures that a job writes.
 FIGURES = ('adds_per_s', 'samples_per_s', 'sample_share')
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -33,10 +33,10 @@ def across(
 ) -> Dict[str, Dict[str, float]]:
     """
     Overview:
-        Collectors that send as fast as the learner lets them, and a learner that samples at the job's ratio.
+        Measure collectors that send as fast as the learner lets them, and a learner that samples at the job's ratio.
     Returns:
         - sides (:obj:`dict`): Title -> adds/s and samples/s that reached the learner, and ``headroom`` over the
-          required ones. Medians over repeats; NaN of a stock job that gave no figures at all.
+          required ones. Medians over repeats. NaN for a plain DI-engine job that gave no figures at all.
     Raises:
         - WorkerFailed: The store's job gave no figures.
     """
@@ -51,7 +51,9 @@ def across(
 def _run_twice(
     row: Row, title: str, num_collectors: int, seconds: float, say: Callable[[str], None]
 ) -> Dict[str, float]:
-    """Stock jobs do not always get off the ground, which is a result, too."""
+    """
+    Run a job, and run it again if it gives no figures. A plain DI-engine job that fails twice gets NaN as a result.
+    """
     try:
         return _run(row, title, num_collectors, seconds)
     except WorkerFailed:
@@ -76,7 +78,7 @@ def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
 
 
 def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str, float]:
-    # A job that is interrupted leaves its host cache, too.
+    # The host cache is in scratch, too, so that an interrupted job leaves none behind.
     with scratch() as directory, scratch(memory_directory()) as cache:
         out = Path(directory, 'figures.json')
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
@@ -94,7 +96,7 @@ def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str,
             _wait(process, out, seconds)
             if not out.exists():
                 _failed(title, process, directory, log)
-            if title == 'store':  # it ends by itself, and its server with it
+            if title == 'store':  # it ends by itself, and then its server ends
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(END_S)
             return dict(json.loads(out.read_text()))
@@ -107,23 +109,25 @@ def _command(options: Dict[str, Any], cache: str) -> List[str]:
     if options['side'] == 'stock':
         return [sys.executable, '-W', 'ignore', *script]
     roles = f'learner=1,collector={len(options["meetings"])}'
-    # If it is interrupted, nobody comes to resume it: its server need not wait.
+    # An interrupted job is never resumed: its server need not wait.
     ours = ['--roles', roles, '--set', f'store_options={dict(grace_s=1.0, host_cache_dir=cache)}']
     return [sys.executable, '-m', 'ding_store.cli', 'run', *ours, '--', 'python', *script]
 
 
 def _wait(process: subprocess.Popen, out: Path, seconds: float) -> None:
-    """Until there are figures, the job ends, or the deadline is over: the last two without figures are failures."""
+    """
+    Wait until there are figures, the job ends, or the deadline is over. Without figures the last two are failures.
+    """
     deadline = time.monotonic() + seconds + DEADLINE_S
     while not out.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)  # a file is looked at: nobody tells us when it comes
+        time.sleep(0.05)  # poll: no event announces the file
 
 
 def _end(process: subprocess.Popen, title: str) -> None:
     """
-    What is left of a job: one that was interrupted, and stock collectors, who go on waiting for a learner that has
-    finished, for a minute. The store's launcher ends the others. Of a stock job the one that ignores SIGTERM unlinks
-    its semaphores, when the others are gone.
+    End what is left of a job: an interrupted one, or plain DI-engine collectors, which wait a minute for a learner that
+    has finished. The store's launcher ends the store's processes. In a plain DI-engine job, the process that ignores
+    SIGTERM unlinks its semaphores after the others have ended.
     """
     with contextlib.suppress(ProcessLookupError):
         if title == 'store':
@@ -133,7 +137,7 @@ def _end(process: subprocess.Popen, title: str) -> None:
         deadline = time.monotonic() + END_S
         while time.monotonic() < deadline:
             process.poll()
-            os.killpg(process.pid, 0)  # raises when there is nobody left
+            os.killpg(process.pid, 0)  # raises if no process is left
             time.sleep(0.02)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)

@@ -1,4 +1,4 @@
-"""Time to converge: CartPole DQN to its stop value, by scripts/cartpole.py."""
+"""Time until CartPole DQN reaches its stop value, measured by scripts/cartpole.py."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KEPT = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
 def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
     """
     Overview:
-        The job on the store (four processes), in stock serial and in stock ditask, interleaved over seeds.
+        Run the job on the store in four processes, in plain DI-engine serially and by ditask, interleaved over seeds.
     Returns:
-        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians over the seeds that came to their end
-          (None where none did), and how many failed: stock ditask stands still at times.
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians over the seeds that finished, or None if
+          none did, and how many failed: plain DI-engine's ditask hangs at times.
     Raises:
-        - WorkerFailed: The store failed, or this is no checkout.
+        - WorkerFailed: The store failed, or this is no checkout of the repository.
     """
     if not SCRIPT.exists():
         raise WorkerFailed('CartPole is compared by scripts/cartpole.py, which only a checkout has')

@@ -1,4 +1,4 @@
-"""Replays larger than memory: a table on disk, in a process that may use less, beside the disk's own random reads."""
+"""Replays larger than memory: a table on disk in a process with a memory limit, and the disk's own random reads."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from ding_store.compare.scratch import scratch
 from ding_store.compare.worker import Worker
 
 CGROUPS = Path('/sys/fs/cgroup')
-#: Of groups; the process that made one follows.
+#: Prefix of cgroups. The pid of the process that made one follows.
 _PREFIX = 'ding_store-'
-#: What the process itself needs, beside what it may keep of the table.
+#: Bytes that the process itself needs, besides its share of the table.
 OWN_BYTES = 0.6e9
-#: Batches that are gathered ahead.
+#: Number of batches that are gathered ahead.
 AHEAD = 2
-#: Reads of the disk, whose own rate is looked for.
+#: Number of simultaneous reads that measure the disk's own rate.
 READS_AT_ONCE = 4
-#: Of the matrices whose product is a step of the learner: some milliseconds, in the core's own caches.
+#: Width of the matrices whose product is a learner's step: some milliseconds, in the core's own caches.
 _WIDTH = 512
 
 
 class Version(NamedTuple):
-    """Of cgroups: the file with the limit, and what memory.stat calls the pages of files."""
+    """Names in a version of cgroups: the file with the limit, and the pages of files in memory.stat."""
 
     limit: str
     cached: str
@@ -44,8 +44,8 @@ V1, V2 = Version('memory.limit_in_bytes', 'cache'), Version('memory.max', 'file'
 class Limit:
     """
     Overview:
-        A memory cgroup, for the files' pages that a process keeps as well as its own. ``reason`` says why there is
-        none; then the table is not larger than memory, and the figures say so.
+        A memory cgroup, which limits the files' pages that a process keeps as well as its own. ``reason`` says why
+        there is none. Then the table is not larger than memory, and the figures record the reason.
     """
 
     def __init__(self, limit_bytes: float) -> None:
@@ -65,26 +65,26 @@ class Limit:
             self.reason = f'no memory cgroup can be made here ({error.strerror})'
 
     def cached_bytes(self) -> Optional[int]:
-        """What its processes keep of files now: reads of these do not go to the disk."""
+        """Return the bytes of files that its processes keep in memory. Reads of these need no disk."""
         if self.path is None:
             return None
         stat = dict(line.split() for line in (self.path / 'memory.stat').read_text().splitlines())
         return int(stat[self._version.cached])
 
     def close(self) -> None:
-        """Its processes must have ended."""
+        """Remove the group. Its processes must have ended."""
         if self.path is not None:
             _remove(self.path, self._version)
 
 
 def _remove(group: Path, version: Version) -> None:
-    if version is V1:  # in the other, what is left goes to the group above
+    if version is V1:  # in version 2, its pages go to the group above
         (group / 'memory.force_empty').write_text('1')
     group.rmdir()
 
 
 def _remove_left(parent: Path, version: Version) -> None:
-    """Groups whose makers were killed. One that somebody is still in stays: the kernel refuses."""
+    """Remove groups whose makers were killed. The kernel refuses to remove a group that still has a process."""
     for group in parent.glob(f'{_PREFIX}*-*'):
         if not Path('/proc', group.name[len(_PREFIX) :].partition('-')[0]).exists():
             with contextlib.suppress(OSError):
@@ -93,8 +93,8 @@ def _remove_left(parent: Path, version: Version) -> None:
 
 def _place() -> Tuple[Path, Version]:
     """
-    Where a group can be made: below this process's own, or, of version 2, below the nearest one that hands the memory
-    controller on. That is not our own, because one with processes in it may not.
+    Return the group below which one can be made. In version 1 that is this process's own. In version 2 it is the
+    nearest one above that delegates the memory controller, because a group with processes in it may not.
     """
     memory = CGROUPS / 'memory'
     if memory.is_dir():
@@ -108,7 +108,7 @@ def _place() -> Tuple[Path, Version]:
 
 
 def _own_group(controller: str) -> str:
-    """By a controller of version 1; by none of version 2."""
+    """Return the path of this process's group: for a controller of version 1, or '' for version 2."""
     for line in Path('/proc/self/cgroup').read_text().splitlines():
         _, controllers, path = line.split(':', 2)
         if controller in controllers.split(','):
@@ -117,7 +117,7 @@ def _own_group(controller: str) -> str:
 
 
 def is_memory(directory: str) -> bool:
-    """Whether a directory's files are memory, and on no disk."""
+    """Return True if a directory's files are in memory and on no disk."""
     device = os.stat(directory).st_dev
     number = f'{os.major(device)}:{os.minor(device)}'
     mounts = [line.split() for line in Path('/proc/self/mountinfo').read_text().splitlines()]
@@ -125,7 +125,7 @@ def is_memory(directory: str) -> bool:
 
 
 class OnDisk:
-    """In the limited process: fills a table of so many bytes, as it keeps them, with a path; then samples it."""
+    """Table on disk in the limited process: fill it up to so many bytes as stored, then sample it."""
 
     def __init__(self, row: Row, table_bytes: float, directory: str, group: Optional[str]) -> None:
         if group is not None:
@@ -138,21 +138,21 @@ class OnDisk:
         elements = elements_of(row, row.columns(size))
         probe = StoreBuffer(1)
         probe.extend_elements(elements[:1])
-        #: Frames may be kept in a quarter of their bytes.
+        #: Frames may be stored in a quarter of their bytes.
         self._row_bytes = probe._elements.table.row_bytes
         self._length = int(max(4 * row.batch, table_bytes // self._row_bytes))
         self._buffer = StoreBuffer(self._length, path=directory, sampler=sampler_of(row), seed=0, prefetch=AHEAD)
         for begin in range(0, self._length, size):
             self._buffer.extend_elements(elements[: min(size, self._length - begin)])
-        # What was written waits in memory for the disk: reads are measured when that is over.
+        # Written pages wait in memory for the disk. Measure reads after they are on it.
         os.sync()
 
     def table(self) -> Tuple[int, int]:
-        """Its length, and the bytes that it keeps of an element."""
+        """Return the table's length and the bytes that it stores per element."""
         return self._length, self._row_bytes
 
     def window(self, seconds: float) -> float:
-        """Elements sampled per second, of the whole table at random."""
+        """Return elements sampled per second, at random from the whole table."""
         begin, count = time.perf_counter(), 0
         while time.perf_counter() - begin < seconds or count < 3 * self._row.batch:
             self._buffer.sample_time_major(self._row.batch)
@@ -160,7 +160,9 @@ class OnDisk:
         return count / (time.perf_counter() - begin)
 
     def learner(self, seconds: float, rate: float) -> float:
-        """Steps of a fixed work per second, in this thread; with samples in between, at this rate, if it is not 0."""
+        """
+        Return steps of fixed work per second in this thread. If ``rate`` is not 0, sample in between at this rate.
+        """
         import torch
 
         matrix = torch.ones(_WIDTH, _WIDTH)
@@ -176,8 +178,8 @@ class OnDisk:
 
     def disk(self, seconds: float) -> float:
         """
-        Elements per second that the disk gives: reads at random of what is kept of an element, past the page cache, one
-        at a time or several at once, whichever is faster.
+        Return the elements per second that the disk gives by random reads of an element's stored size past the page
+        cache: one at a time or several at once, whichever is faster.
         """
         path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
         size = self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE
@@ -207,12 +209,12 @@ def on_disk(
 ) -> Dict[str, Any]:
     """
     Overview:
-        Fill and sample a table that keeps ``table_bytes``, in a process that may use ``limit_bytes``, all in all.
+        Fill and sample a table that stores ``table_bytes``, in a process that may use ``limit_bytes`` in total.
     Returns:
-        - figures (:obj:`dict`): 'samples_per_s', 'disk_per_s' (medians over windows in turn), 'fraction', and how
-          large the table and the limit were ('limit_bytes' is None, and 'reason' there, where none could be set);
-          'cached' is the share of the table, at most, whose reads need no disk (None, too); 'learner_at' is how fast a
-          learner is that samples as often as the job does, of its speed without.
+        - figures (:obj:`dict`): 'samples_per_s' and 'disk_per_s' are medians over windows in turn, 'fraction' their
+          ratio. 'table_bytes' and 'limit_bytes' are the sizes. If no limit could be set, 'limit_bytes' is None, and
+          'reason' says why. 'cached' is the largest share of the table whose reads need no disk, or None.
+          'learner_at' is the speed of a learner that samples as often as the job, relative to one that does not.
     """
     samples: List[float] = []
     disk: List[float] = []

@@ -1,6 +1,7 @@
 """
-The pipeline that runs across processes: collectors that hand over ready-made elements, and a learner that pushes and
-samples them, joined by DI-engine's exchanger or the store's. One script for both, by the flag.
+Pipeline across processes: collectors send ready-made elements, and a learner pushes and samples them.
+
+One script serves DI-engine's exchanger and the store's. The store's flag chooses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import time
 from typing import Any, Dict, List
 
-# Before DI-engine's parts are looked up in it.
+# Import task before DI-engine's parts are looked up in it.
 from ding.framework import task
 from ding.framework.context import OnlineRLContext
 from ding.framework.parallel import Parallel
@@ -21,25 +22,25 @@ from ding_store.compare.rows import ROWS, Row
 from ding_store.compare.sides import SIDES, Side, elements_of
 from ding_store.middleware.pipeline import pipeline
 
-#: Payload of one message, and elements in it at most.
+#: Maximum payload and number of elements of one message.
 CHUNK_BYTES, CHUNK_ELEMENTS = 8e6, 64
-#: Between the starts of stock workers.
+#: Seconds between the starts of plain DI-engine workers.
 STARTUP_S = 2
-#: What the learner's replay holds; a collector makes its own elements.
+#: Payload of the learner's replay, and of the elements that a collector makes for itself.
 REPLAY_BYTES, SOURCE_BYTES = 256e6, 64e6
-#: Before the stopwatch starts: fresh memory is slow.
+#: Chunks and samples before the measurement starts: fresh memory is slow.
 WARM_UP_CHUNKS, WARM_UP_SAMPLES = 5, 4
 
 
 class Produce:
-    """A collector whose environments take no time: the next elements, as StepCollector leaves them in ctx."""
+    """Collector whose environments take no time. It puts the next elements in ctx, as StepCollector does."""
 
     def __init__(self, row: Row, meeting: str) -> None:
         count = max(chunk_of(row), int(SOURCE_BYTES // row.element_bytes))
-        # Each leaf its own memory: stock would pickle all that it is a view of.
+        # Each leaf has its own memory: DI-engine would pickle the whole array that it is a view of.
         self._elements = [_own(each) for each in elements_of(row, row.columns(count, seed=task.router.node_id))]
         self._chunk, self._next = chunk_of(row), 0
-        # Returns when the learner is ready: stock messages before that would be lost, and each waited for.
+        # Returns when the learner is ready. Earlier messages of plain DI-engine would be lost, and each waited for.
         with open(meeting, 'rb') as fifo:
             fifo.read()
 
@@ -51,7 +52,7 @@ class Produce:
 
 
 class Consume:
-    """The learner's samples, at the job's ratio to what came; and the stopwatch."""
+    """Learner that samples at the job's ratio to the elements that came, and measures the time."""
 
     def __init__(self, side: Side, seconds: float, out: str) -> None:
         self._side, self._seconds, self._out = side, seconds, out
@@ -130,15 +131,15 @@ def main(options: Dict[str, Any]) -> None:
 
 
 def _number(options: Dict[str, Any]) -> int:
-    """Of a collector, from 1: the store's launcher leaves node 1 to evaluators."""
+    """Return a collector's number, from 1. The store's launcher reserves node 1 for evaluators."""
     node: int = task.router.node_id
     return node - 1 if options['side'] == 'store' else node
 
 
 def run_stock(options: Dict[str, Any]) -> None:
     """
-    Its workers are spawned processes, joined by nng. A worker dials those before it, and fails when they are not there
-    yet: hence the interval. Collectors need not know each other.
+    Run the job in plain DI-engine: spawned processes, joined by nng. A worker dials those before it, and fails if they
+    do not listen yet, hence the interval. Collectors need no connection to each other.
     """
     num = 1 + len(options['meetings'])
     Parallel.runner(n_parallel_workers=num, topology='star', startup_interval=STARTUP_S)(main, options)
@@ -148,7 +149,7 @@ if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('options', help='as JSON')
     given = json.loads(parser.parse_args().options)
-    # By its module's name, so that spawned workers find it.
+    # Run it by its module's name, so that spawned workers find it.
     from ding_store.compare import job
 
     job.run_stock(given) if given['side'] == 'stock' else job.main(given)

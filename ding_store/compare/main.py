@@ -1,4 +1,4 @@
-"""The command: which rows, which sections, and what becomes of the figures."""
+"""Command line of ``compare``: checks the options, measures, and writes the figures."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--quick', action='store_true', help='about 2 minutes: small replays, short windows')
     parser.add_argument('--memory', type=float, metavar='GB', help='payload of one replay (default: 4; quick: 0.35)')
     parser.add_argument(
-        '--length', type=int, metavar='N', help='elements of a replay at most (default: all; quick: 10000)'
+        '--length', type=int, metavar='N', help='maximum number of elements of a replay (default: all; quick: 10000)'
     )
     parser.add_argument(
         '--elements',
         choices=['real', 'synthetic'],
-        help='of the environments whose extras are installed, or all random (default: real; quick: synthetic)',
+        help='from the environments whose extras are installed, or all random (default: real; quick: synthetic)',
     )
     parser.add_argument('--repeats', type=int, metavar='N', help='windows per figure (default: 5; quick: 2)')
-    parser.add_argument('--seconds', type=float, metavar='S', help='per window (default: 1; quick: 0.2)')
-    parser.add_argument('--json', metavar='FILE', help='keep all figures there, after every step')
-    parser.add_argument('--html', metavar='FILE', help='write a report with plots there')
+    parser.add_argument('--seconds', type=float, metavar='S', help='seconds per window (default: 1; quick: 0.2)')
+    parser.add_argument('--json', metavar='FILE', help='write all figures to FILE after every step')
+    parser.add_argument('--html', metavar='FILE', help='write a report with plots to FILE')
     parser.add_argument('--resume', action='store_true', help='measure only what the --json FILE does not have yet')
     parser.set_defaults(call=lambda options, command: main(options))
 
 
 def main(options: argparse.Namespace) -> int:
-    """0: all was measured; 1: something failed, and the tables say what."""
+    """Measure, and return 0. Return 1 if a measurement failed: the tables say which."""
     rows, sections, settings = _checked(options)
     results = Results(Path(options.json) if options.json else None, settings, options.resume)
     with signals_as_interrupt(), scratch() as directory:
-        # Of all processes that follow: libraries leave some, and those that are killed leave more.
+        # For all processes that follow: libraries leave temporary files, and killed processes leave more.
         os.environ['TMPDIR'] = directory
-        # The socket of the forkserver, too: a process that is killed leaves the directory that it would else have made.
+        # The forkserver's socket, too: a killed process would leave the directory that it makes otherwise.
         multiprocessing.current_process()._config['tempdir'] = directory  # type: ignore[attr-defined]
         dqn = ROWS[0]
         if settings['elements'] == 'real':
@@ -119,7 +119,7 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
 
 
 def _real(rows: List[Row], dqn: Row, sections: Sequence[str], directory: str) -> Tuple[List[Row], Row]:
-    """The rows, and DQN's, with elements of their environments, those of them that the sections are about."""
+    """Return the rows and DQN's with elements of their environments, if a chosen section measures them."""
     wanted = {row.name: row for row in rows} if set(sections) & set(ROW_SECTIONS) else {}
     if set(sections) & set(DQN_SECTIONS):
         wanted[dqn.name] = dqn
@@ -152,7 +152,7 @@ def _measure(
 def _steps(
     rows: Sequence[Row], dqn: Row, sections: Sequence[str], settings: Dict[str, Any], results: Results
 ) -> Iterator[Tuple[Dict[str, Any], str, str, Callable]]:
-    """Where a record belongs, its section, of what it is, and what measures it."""
+    """Yield each step: the record that it belongs to, its section, the name to show, and the function that measures."""
     if set(sections) & set(ROW_SECTIONS):
         for row in rows:
             results.describe(_facts(row))

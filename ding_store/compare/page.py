@@ -1,4 +1,4 @@
-"""The report: one HTML file with its plots and tables in it, readable on paper, in light and in dark."""
+"""Report of a comparison: one HTML file with its plots and tables, readable on paper, in light and in dark."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STYLE = resources.files(__package__).joinpath('report.css').read_text()
 
 
 def page(result: Dict[str, Any]) -> str:
-    """A result (see ``Results``) as a whole HTML page that needs nothing else."""
+    """Return a result (see ``Results``) as a whole HTML page that needs no other file."""
     rows = list(result['rows'].values())
     body = [_head(result), _cards(result, rows), _legend(), _one_process(rows), _across(rows), _training(rows)]
     body += [_scaling(result), _latency(rows), _disk(rows), _cartpole(result), _tables(result), _notes(result)]
@@ -55,18 +55,18 @@ def _elements(result: Dict[str, Any]) -> str:
 
 
 def _name(row: Dict[str, Any]) -> str:
-    """In a plot whose others may be of real elements."""
+    """Return a row's name in a plot. Other rows of the plot may have real elements."""
     return row['name'] + (', synthetic' if row['why_synthetic'] else '')
 
 
 def lowest(row: Dict[str, Any], side: str, figure: str = 'headroom') -> Optional[float]:
-    """A row's figure: the lowest of its parts."""
+    """Return a row's figure: the lowest of its parts."""
     values = [part['sides'][side][figure] for part in row.get('single', {}).get('parts', [])]
     return min((value for value in values if value is not None), default=None)
 
 
 def measured_length(row: Dict[str, Any]) -> int:
-    """Of the longest of its parts, which is the job's own but where --length says less."""
+    """Return the length of the longest part. It is the job's own length, unless --length limits it."""
     return max(part['length'] for part in row['single']['parts'])
 
 
@@ -179,7 +179,7 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
             sides = part['sides']
             if 'iters_per_s' in sides['store']:
                 share = 1 - sides['store']['train_s'] * sides['stock']['iters_per_s']
-                note = f'stock: {max(0.0, share):.0%} not training'
+                note = f'DI-engine: {max(0.0, share):.0%} not training'
                 rates = {side: sides[side]['iters_per_s'] for side in ('stock', 'store')}
                 ratio = rates['store'] / rates['stock']
                 texts = {'stock': f'{number(rates["stock"])}/s', 'store': f'{number(rates["store"])}/s, {ratio:.2f}x'}
@@ -193,14 +193,14 @@ def _training(rows: Sequence[Dict[str, Any]]) -> str:
         'larger the model, the smaller the difference. MASAC has a model that its policy can call, on both sides: '
         'DI-engine 0.5.3’s own fails.',
         _figure(
-            '<strong>Learner iterations per second</strong>, of stock’s (linear)',
+            '<strong>Learner iterations per second</strong>, relative to DI-engine’s (linear)',
             svg.bars(lines, lambda ratio: f'{ratio:g}x', {}, svg.Linear),
         ),
     )
 
 
 def _points(result: Dict[str, Any], section: str, key: str, figure: str) -> Dict[str, Sequence[Tuple[float, float]]]:
-    """Those that there are: a stock job may have given none."""
+    """Return the points of each side that have figures. A plain DI-engine job may have given none."""
     found: Dict[str, Sequence[Tuple[float, float]]] = {}
     for side in ('stock', 'store'):
         values = [(point[key], point['sides'][side][figure]) for point in result.get(section, [])]
@@ -307,7 +307,7 @@ def _cartpole(result: Dict[str, Any]) -> str:
     ]
     return _section(
         'Time to converge',
-        'CartPole DQN to its stop value: on the store with one learner, two collectors and one evaluator; in stock '
+        'CartPole DQN to its stop value: on the store with one learner, two collectors and one evaluator; in plain '
         'DI-engine '
         'in one process, and in parallel with as many.',
         _figure(

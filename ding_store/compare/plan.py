@@ -1,4 +1,4 @@
-"""How much of a row is measured at once: all of it where memory allows, else its bytes and its index one by one."""
+"""Plan of a row's measurement: the whole replay if memory allows, otherwise its bytes and its index separately."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import List, Optional
 from ding_store.compare.rows import Row
 from ding_store.errors import ConfigError
 
-#: What DequeBuffer keeps per element beside its payload: Python objects, an index, metas. Measured: 6.0 KB.
+#: Bytes of DequeBuffer per element besides its payload, for Python objects, an index and metas. Measured: 6.0 KB.
 STOCK_OBJECT_BYTES = 6000
-#: The index is measured with elements that take so much of the budget.
+#: Share of the budget that the elements take when the index is measured.
 INDEX_SHARE = 0.25
 
 
@@ -18,8 +18,8 @@ INDEX_SHARE = 0.25
 class Part:
     """
     Overview:
-        A replay that fits: ``kind`` is 'whole'; or 'bytes', elements of real size and as many as fit; or 'index', as
-        many elements as the job has, and smaller ones.
+        A replay that fits into memory. ``kind`` is 'whole', 'bytes' or 'index'. 'bytes' has elements of real size, as
+        many as fit. 'index' has as many elements as the job, but smaller ones.
     """
 
     kind: str
@@ -30,10 +30,10 @@ class Part:
 def parts(row: Row, budget_bytes: float, max_length: Optional[int] = None) -> List[Part]:
     """
     Overview:
-        What to measure of a row; its figures are the lower ones of its parts.
+        Return the parts to measure of a row. The row's figures are the lower ones of its parts.
     Arguments:
-        - budget_bytes (:obj:`float`): Payload of one replay.
-        - max_length (:obj:`Optional[int]`): Of any index, to be quick.
+        - budget_bytes (:obj:`float`): Payload bytes of one replay.
+        - max_length (:obj:`Optional[int]`): Maximum length of any part, for quick runs.
     """
     length = min(row.length, max_length or row.length)
     if length == row.length and length * row.element_bytes <= budget_bytes:
@@ -53,7 +53,7 @@ def parts(row: Row, budget_bytes: float, max_length: Optional[int] = None) -> Li
 
 
 def memory_needed(part: Part) -> float:
-    """Of both sides together, which are there at the same time."""
+    """Return the bytes of both sides together, because both exist at the same time."""
     payload = part.length * part.row.element_bytes
     per_step = max(1, part.row.steps) * len(part.row.leaves)
     return 2 * payload + part.length * STOCK_OBJECT_BYTES * max(1.0, per_step / 8)

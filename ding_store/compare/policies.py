@@ -1,4 +1,4 @@
-"""DI-engine's own policy of each row, with a small model: the replay's share of an iteration is to be seen."""
+"""DI-engine's own policy of each row, with a small model, so that the replay's share of an iteration shows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import nn
 
 from ding_store.compare.rows import Row
 
-#: Channels of three convolutions, and the width of what follows.
+#: Channels of three convolutions, and the width of the layer behind them.
 _CONV = [8, 8, 8, 64]
 _NUM_ACTIONS = 6
 
 
 class TeamModel(nn.Module):
-    """Q-values of a GoBigger team, from the first numbers of everything that its players see."""
+    """Q-values of a GoBigger team, from the first numbers of each leaf of its players' observations."""
 
     def __init__(self, leaves: Dict[str, tuple], num_actions: int = 16, num_inputs: int = 64) -> None:
         super().__init__()
@@ -37,7 +37,9 @@ class TeamModel(nn.Module):
 
 
 class AgentsModel(DiscreteMAQAC):
-    """With the bare observation, as DI-engine's policy calls it: its own model looks for ``inputs['obs']``."""
+    """
+    MASAC model that takes the bare observation. DI-engine's policy passes that, but its model reads inputs['obs'].
+    """
 
     def forward(self, inputs: Dict[str, Any], mode: str) -> Dict[str, Any]:
         return super().forward({'obs': inputs}, mode)
@@ -46,10 +48,10 @@ class AgentsModel(DiscreteMAQAC):
 def policy_of(row: Row) -> Any:
     """
     Overview:
-        The policy, made for learning, and its whole config (``policy`` and what middleware asks for).
+        Return the row's policy, made for learning. Its config holds ``policy`` and the settings that middleware reads.
     Returns:
-        - policy (:obj:`Policy`): Of MASAC with a model that it can call, on both sides: DI-engine 0.5.3's own fails at
-          its first forward (``KeyError: 'obs'``).
+        - policy (:obj:`Policy`): MASAC has a model that it can call, on both sides. DI-engine 0.5.3's own model fails
+          at its first forward (``KeyError: 'obs'``).
     """
     torch.manual_seed(0)
     return POLICIES[row.name](row)
@@ -108,7 +110,7 @@ def _r2d2(row: Row) -> Any:
     cfg = _config(R2D2Policy, row, **changes)
     cfg.update(priority=True, priority_IS_weight=False)
     cfg.collect.env_num = 1
-    # How long a sequence is it learns in collect mode.
+    # The policy reads the length of a sequence in collect mode.
     return R2D2Policy(cfg, enable_field=['learn', 'collect'])
 
 

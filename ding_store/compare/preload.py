@@ -1,4 +1,4 @@
-"""What every measured process imports, once for all of them. What DI-engine's dependencies say meanwhile is dropped."""
+"""Imports of every measured process, made once for all. Output of DI-engine's dependencies is dropped."""
 
 import contextlib
 import io
@@ -6,7 +6,7 @@ import os
 import signal
 import warnings
 
-# Ctrl-C reaches this process, too, before the server that it is to be ignores it: it ends without a word.
+# Ctrl-C also reaches this process before it becomes the forkserver that ignores it: then exit without a traceback.
 before = signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
 
 with contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():

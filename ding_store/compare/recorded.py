@@ -14,7 +14,7 @@ from ding_store.compare.rows import Columns, Row
 from ding_store.compare.worker import Worker, WorkerFailed
 from ding_store.errors import ConfigError
 
-#: Row -> (config whose environment makes its observations, what they are of).
+#: Row -> (config of the environment that makes its observations, name to show).
 SOURCES = {
     'dqn': ('atari.qbert_dqn_config', 'ALE Qbert'),
     'ppo': ('atari.qbert_ppo_config', 'ALE Qbert'),
@@ -25,15 +25,15 @@ SOURCES = {
     'masac': ('smac.smax_3s5z_masac_config', 'SMAX 3s5z'),
     'gobigger': ('gobigger.gobigger_dqn_config', 'GoBigger'),
 }
-#: Transitions, or sequences of a row, that are played; tables hold them again and again.
+#: Number of transitions or sequences of a row that are played. Tables hold them again and again.
 NUM_ELEMENTS, NUM_SEQUENCES = 200, 16
 
 
 def recorded(rows: List[Row], directory: str, say: Any) -> List[Row]:
     """
     Overview:
-        The rows with elements of their environments, kept in files of this directory. Of a row whose extra is not
-        installed the synthetic ones stay, and ``why_synthetic`` says so.
+        Return the rows with elements of their environments, stored in files of this directory. If a row's extra is not
+        installed, its elements stay synthetic, and ``why_synthetic`` gives the reason.
     Raises:
         - ConfigError: An environment fails.
     """
@@ -53,7 +53,7 @@ def recorded(rows: List[Row], directory: str, say: Any) -> List[Row]:
 
 
 class Recorder:
-    """In a process of its own, which alone imports the environments."""
+    """Recorder in another process, which alone imports the environments."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -62,9 +62,9 @@ class Recorder:
         config, title = SOURCES[row.name]
         try:
             env = _make_env(config)
-            obs = env.reset()  # the first that needs the extra, in some
+            obs = env.reset()  # some environments import their extra only here
         except ModuleNotFoundError as error:
-            is_ours = str(error.name).split('.')[0] == 'dizoo_configs'  # which no extra installs
+            is_ours = str(error.name).split('.')[0] == 'dizoo_configs'  # no extra installs it
             return replace(row, why_synthetic='only a checkout has dizoo_configs' if is_ours else str(error))
         steps = list(_played(env, obs, NUM_SEQUENCES * row.steps if row.steps else NUM_ELEMENTS))
         env.close()
@@ -94,14 +94,15 @@ def _played(env: Any, obs: Any, num_steps: int) -> Iterator[Dict[str, Any]]:
         if isinstance(obs, dict) and 'action_mask' in obs:
             action = np.array([rng.choice(np.flatnonzero(mask)) for mask in obs['action_mask']])
         timestep = env.step(action)
-        # StepCollector's own keys; of a team one player's action and the mean reward, as the row's policy has it.
+        # StepCollector's keys. For a team, _as_leaf reduces action and reward to the row's shape.
         yield {'obs': obs, 'next_obs': timestep.obs, 'action': action, 'reward': timestep.reward, 'done': timestep.done}
         obs = env.reset() if timestep.done else timestep.obs
 
 
 def _columns(row: Row, steps: List[Dict[str, Any]]) -> Columns:
     """
-    The row's leaves: of what was played; what networks and collectors add (logits, values, recurrent states) is random.
+    Return the row's leaves. Those that were played are real. Those that networks and collectors add are random: logits,
+    values, recurrent states.
     """
     count = len(steps)
     lead = (count // row.steps, row.steps) if row.steps else (count,)
@@ -138,7 +139,7 @@ def _at(value: Any, path: str) -> Any:
 
 
 def _as_leaf(value: np.ndarray, shape: Tuple[int, ...]) -> np.ndarray:
-    """As many values as the row has: n-step rewards repeat the reward, of players there is the mean, or the first."""
+    """Return as many values as the row has: repeat a single one, or reduce players to their mean or the first."""
     size = int(np.prod(shape))
     if value.size == size:
         return value.reshape(shape)

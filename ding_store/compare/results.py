@@ -1,4 +1,4 @@
-"""What was measured, kept in the --json file after every step, so that a run can be taken up again."""
+"""Figures of a comparison, written to the --json file after every step, so that a run can be resumed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from ding_store import __version__
 from ding_store.errors import ConfigError
 from ding_store.power_cuts import sync_file
 
-#: Of the file's shape.
+#: Version of the file's format.
 VERSION = 1
 
 
 class Results:
     """
     Overview:
-        ``data``: 'version', 'settings', 'machine', 'date' (each day that figures are of), 'rows' (name -> facts of the
-        row and a record per section) and a record for each section that is not about rows.
+        Figures of a comparison. ``data`` has 'version', 'settings', 'machine', 'date' with each day of measurement,
+        'rows' with the facts and sections of each row by name, and a record per section that is not about rows.
     Raises:
-        - ConfigError: ``--resume`` of a file that is not ours, of other settings, or of another machine.
+        - ConfigError: ``--resume`` names a file of another program, of other settings, or of another machine.
     """
 
     def __init__(self, path: Optional[Path], settings: Dict[str, Any], resume: bool) -> None:
@@ -41,7 +41,7 @@ class Results:
         if not self._path.exists():
             return self.data
         try:
-            # Older files have NaN, which is no JSON.
+            # Older files have NaN, which is not JSON.
             data: Dict[str, Any] = json.loads(self._path.read_text(), parse_constant=lambda _: None)
         except ValueError as e:
             raise ConfigError(f'--resume: {self._path} is no JSON ({e}); remove it to begin anew') from e
@@ -55,9 +55,9 @@ class Results:
         return self._joined(data)
 
     def _joined(self, data: Dict[str, Any]) -> Dict[str, Any]:
-        """Figures of one machine, and every commit that some are of."""
+        """Return the file's figures, if they are of this machine, with every commit that some of them are of."""
         before, now = data['machine'], self.data['machine']
-        # A kernel may leave a little more or less of the memory each time.
+        # A kernel may reserve a little more or less of the memory each time.
         others = [name for name in now if name not in ('commit', 'memory_bytes') and before.get(name) != now[name]]
         if others:
             raise ConfigError(
@@ -76,12 +76,12 @@ class Results:
     def describe(self, facts: Dict[str, Any]) -> None:
         """
         Overview:
-            What a row is, by its name: its sections that follow, and those that are there already.
+            Store a row's facts. They must agree with those of its sections that exist already.
         Raises:
-            - ConfigError: Those that are there are of another: of real elements where these are synthetic, e.g.
+            - ConfigError: The existing sections have other facts, e.g. real elements where these are synthetic.
         """
         record = self.row(facts['name'])
-        # Why there are no real ones may be said in other words.
+        # The reason why there are no real elements may be worded differently.
         others = [name for name in facts if name != 'why_synthetic' and record.get(name) != facts[name]]
         if record.keys() - facts.keys() and others:
             raise ConfigError(
@@ -93,12 +93,12 @@ class Results:
         record.update(facts)
 
     def add_date(self) -> None:
-        """Something was measured today."""
-        days = [day[:10] for day in self.data.get('date', '').split(', ') if day]  # older files have a time, too
+        """Add today to the days of measurement."""
+        days = [day[:10] for day in self.data.get('date', '').split(', ') if day]  # older files also have a time
         self.data['date'] = ', '.join(dict.fromkeys([*days, _today()]))
 
     def save(self) -> None:
-        """The old file or the new one, never half."""
+        """Replace the file atomically: a crash leaves the old one or the new one."""
         if self._path is None:
             return
         temporary = self._path.with_suffix(self._path.suffix + '.new')
@@ -108,7 +108,7 @@ class Results:
 
 
 def finite(record: Any) -> Any:
-    """A record as results keep it: None where a figure is none, as those of a stock job that never got going."""
+    """Return a record with None for each number that is not finite, e.g. of a plain DI-engine job that failed."""
     if isinstance(record, dict):
         return {name: finite(each) for name, each in record.items()}
     if isinstance(record, list):
@@ -143,7 +143,7 @@ def _cpu() -> str:
 
 
 def _commit() -> Optional[str]:
-    """Of this file, which may be installed in somebody else's repository: that one's says nothing."""
+    """Return the commit of this file, or None if it is installed inside another project's repository."""
     try:
         if _git('ls-files', Path(__file__).name):
             return _git('describe', '--always', '--dirty', '--exclude=*') or None

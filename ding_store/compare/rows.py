@@ -1,4 +1,4 @@
-"""The requirements: eight jobs of published size and rate, and elements of their structure."""
+"""The requirements: eight jobs of published size and rate, and elements of the same structure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Leaves = Dict[str, Tuple[type, Tuple[int, ...]]]
 #: Path -> array (n, *leaf), or (n, T, *leaf) where an element is a sequence of T steps.
 Columns = Dict[str, np.ndarray]
 
-#: Leaves of fewer values keep their shape when elements are made smaller.
+#: Leaves with at most this many values keep their shape when elements are made smaller.
 _LARGE = 64
 
 
@@ -21,20 +21,19 @@ _LARGE = 64
 class Row:
     """
     Overview:
-        One job.
+        Requirements of one job.
     Arguments:
-        - length (:obj:`int`): Elements of the whole replay.
+        - length (:obj:`int`): Number of elements of the whole replay.
         - kind (:obj:`str`): 'prioritized', 'limited' (a number of uses) or 'uniform'.
-        - published (:obj:`str`): Bytes of an element as published; those of ``leaves`` come near.
-        - adds_per_s, samples_per_s (:obj:`float`): What the job requires, both at once.
+        - published (:obj:`str`): Published bytes of an element. Those of ``leaves`` are about as many.
+        - adds_per_s, samples_per_s (:obj:`float`): Rates that the job requires, both at once.
         - batch (:obj:`int`): Elements per sample.
-        - leaves (:obj:`dict`): Of one transition, or of one step of a sequence.
-        - steps (:obj:`int`): Steps of a sequence (a dict of lists, as collectors make them); 0: transitions.
-        - collate (:obj:`str`): What the policy does with a list of elements: 'default', 'timestep' (time-major, with
+        - leaves (:obj:`dict`): Leaves of one transition, or of one step of a sequence.
+        - steps (:obj:`int`): Steps of a sequence, which is a dict of lists as collectors make it. 0: transitions.
+        - collate (:obj:`str`): How the policy collates a list of elements: 'default', 'timestep' (time-major, with
           recurrent states) or 'impala' (time-major).
-        - source, path (:obj:`str`): Of which environment its elements are, and the file that has some; '': they are
-          synthetic.
-        - why_synthetic (:obj:`str`): What has to be installed for real ones.
+        - source, path (:obj:`str`): Environment of its elements, and the file that has some. '': they are synthetic.
+        - why_synthetic (:obj:`str`): Reason why the elements are not real, e.g. a missing package.
     """
 
     name: str
@@ -60,13 +59,13 @@ class Row:
 
     @property
     def max_use(self) -> int:
-        """How often an element may be sampled, so that the required rates are possible."""
+        """Number of times an element may be sampled, so that the required rates are possible."""
         return math.ceil(self.samples_per_s / self.adds_per_s)
 
     def columns(self, count: int, seed: int = 0) -> Columns:
         """
-        ``count`` elements: those of its environment, again and again; or of random bytes, whose floats are no multiples
-        of 1/255, so that nothing of them can be narrowed.
+        Return ``count`` elements. Those of its environment are repeated. Synthetic ones are random: their floats are no
+        multiples of 1/255, so that none of them can be narrowed.
         """
         if self.path:
             return {name: column[np.arange(count) % len(column)] for name, column in _read(self.path).items()}
@@ -75,14 +74,15 @@ class Row:
         return {path: _random(rng, np.dtype(dtype), lead + shape) for path, (dtype, shape) in self.leaves.items()}
 
     def of_file(self, path: str, source: str = '') -> Row:
-        """The row with the elements of a file that ``recorded`` made."""
+        """Return the row with the elements of a file that ``recorded`` made."""
         lead = 2 if self.steps else 1
         leaves: Leaves = {name: (column.dtype.type, column.shape[lead:]) for name, column in _read(path).items()}
         return replace(self, leaves=leaves, path=path, source=source)
 
     def smaller(self, element_bytes: float) -> Row:
         """
-        The same structure with synthetic elements of about so many bytes: shorter sequences first, then smaller leaves.
+        Return a row of the same structure with synthetic elements of about this size: first shorter sequences, then
+        smaller leaves.
         """
         steps = self.steps and max(2, int(self.steps * element_bytes / self.element_bytes))
         row = replace(self, steps=steps, source='', path='')
@@ -120,7 +120,7 @@ def _random(rng: np.random.Generator, dtype: np.dtype, shape: Tuple[int, ...]) -
 
 
 def _transition(obs: Leaves, action: Tuple[type, Tuple[int, ...]], **more: Tuple[type, Tuple[int, ...]]) -> Leaves:
-    """What StepCollector makes of one env step."""
+    """Return the leaves that StepCollector makes of one env step."""
     return {
         **_both(obs),
         'action': action,
@@ -136,19 +136,19 @@ def _both(obs: Leaves) -> Leaves:
     return {name + path: leaf for name in ('obs', 'next_obs') for path, leaf in obs.items()}
 
 
-# Two stacked frames of floats, and two more in next_obs, have the published bytes; DI-engine stacks four.
+# Two stacked frames of floats, and two more in next_obs, have the published bytes. DI-engine stacks four.
 _FRAMES: Leaves = {'': (np.float32, (2, 84, 84))}
 _FRAMES_4: Leaves = {'obs': (np.float32, (4, 84, 84))}
 _STATE: Leaves = {'prev_state/h': (np.float32, (1, 1, 64)), 'prev_state/c': (np.float32, (1, 1, 64))}
 _ENDS: Leaves = {'reward': (np.float32, (1,)), 'done': (np.bool_, ())}
-#: 8 agents: their observations, the state of all, and which of 14 actions each may take.
+#: Observations of 8 agents: their own, the state of all, and which of 14 actions each may take.
 _QMIX_OBS: Leaves = {
     '/agent_state': (np.float32, (8, 150)),
     '/global_state': (np.float32, (216,)),
     '/action_mask': (np.float32, (8, 14)),
 }
 _MASAC_OBS: Leaves = {**_QMIX_OBS, '/global_state': (np.float32, (8, 295))}
-#: A team of 3 players: each sees itself, food, thorns, and the balls of all teams.
+#: Observations of a team of 3 players: each sees itself, food, thorns, and the balls of all teams.
 _GOBIGGER_OBS: Leaves = {
     '/scalar': (np.float32, (3, 5)),
     '/food': (np.float32, (3, 300, 4)),

@@ -1,4 +1,4 @@
-"""Directories of benchmarks: one that was killed leaves its own to the next, which removes it."""
+"""Temporary directories of benchmarks. Each run removes those that killed ones have left."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Iterator, Optional
 from ding_store.storage.shared_memory.mapped_files import OwnerLock
 
 _PREFIX = 'ding-store-bench-'
-#: Of memory, as the store itself asks for it.
+#: Free bytes that make /dev/shm worth using: the store has the same limit.
 _ENOUGH = 1 << 30
 
 
@@ -20,15 +20,15 @@ _ENOUGH = 1 << 30
 def scratch(parent: Optional[str] = None) -> Iterator[str]:
     """
     Overview:
-        A directory in ``parent`` for as long as the block runs, by default in the temporary one. First those of dead
-        processes are removed there.
+        Make a directory in ``parent`` for as long as the block runs, by default in the temporary directory. First
+        remove those of ended processes there.
     """
     parent = parent or tempfile.gettempdir()
     for name in os.listdir(parent):
         path = os.path.join(parent, name)
         if name.startswith(_PREFIX) and _is_ours(path) and not _is_claimed(path):
             shutil.rmtree(path, ignore_errors=True)
-    # It has its name when it is claimed: nobody takes it for a dead one's.
+    # Claim it before it gets its name, so that no other process removes it as abandoned.
     unnamed = tempfile.mkdtemp(prefix='new-', dir=parent)
     held = _claim(unnamed)
     path = os.path.join(parent, _PREFIX + os.path.basename(unnamed)[len('new-') :])
@@ -42,7 +42,7 @@ def scratch(parent: Optional[str] = None) -> Iterator[str]:
 
 
 def _claim(path: str) -> Optional[OwnerLock]:
-    """A lock of a directory until its process ends; None while another process has it."""
+    """Lock a directory until this process ends. Return None while another process holds the lock."""
     held = OwnerLock(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC))
     try:
         fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +55,7 @@ def _claim(path: str) -> Optional[OwnerLock]:
 def _is_claimed(path: str) -> bool:
     try:
         held = _claim(path)
-    except FileNotFoundError:  # Another removed it meanwhile.
+    except FileNotFoundError:  # another process removed it meanwhile
         return True
     if held is not None:
         held.close()
@@ -63,7 +63,7 @@ def _is_claimed(path: str) -> bool:
 
 
 def memory_directory() -> Optional[str]:
-    """/dev/shm, if there is one with room: containers often have 64 MB."""
+    """Return /dev/shm if it has enough room, otherwise None. Containers often have 64 MB there."""
     if not os.access('/dev/shm', os.W_OK):
         return None
     status = os.statvfs('/dev/shm')
@@ -73,5 +73,5 @@ def memory_directory() -> Optional[str]:
 def _is_ours(path: str) -> bool:
     try:
         return os.stat(path).st_uid == os.getuid()
-    except FileNotFoundError:  # Another removed it meanwhile.
+    except FileNotFoundError:  # another process removed it meanwhile
         return False

@@ -1,4 +1,4 @@
-"""What can be measured: of a row, or of the store as such; each section is one record of the results."""
+"""Sections of the comparison: measurements of a row or of the whole store. Each is one record of the results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLLECTORS = [1, 2, 4]
 
 
 def planned(row: Row, settings: Settings) -> List[Part]:
-    """What is measured of a row in one process, if both sides fit into the memory that is free."""
+    """Return the parts of a row to measure in one process. Refuse them if both sides do not fit into free memory."""
     chosen = parts(row, settings['memory_gb'] * 1e9, settings['length'])
     for part in chosen:
         _check_memory(part, settings)
@@ -43,7 +43,7 @@ def _check_memory(part: Part, settings: Settings) -> None:
 
 
 def single(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
-    """Adds and samples in one process, and the row's policy trained."""
+    """Measure adds and samples in one process, and train the row's policy."""
     return {'parts': [_part(part, settings, say, train=part.kind != 'index') for part in planned(row, settings)]}
 
 
@@ -58,7 +58,7 @@ def _part(part: Part, settings: Settings, say: Say, train: bool) -> Dict[str, An
 
 
 def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
-    """Collectors and a learner in processes of their own."""
+    """Measure collectors and a learner that are separate processes."""
     return _across(row, NUM_COLLECTORS, settings, say)
 
 
@@ -71,13 +71,13 @@ def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict
 
 
 def _elements(row: Row) -> Dict[str, Any]:
-    """Of which elements a record is."""
+    """Return the source and size of a record's elements."""
     return {'source': row.source or 'synthetic', 'element_bytes': row.element_bytes}
 
 
 def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
-    """A table on disk, larger than what its process may use in all."""
-    # A few batches are warm at once; the rest is what may be kept of the table.
+    """Measure a table on disk that is larger than its process's memory limit."""
+    # A few batches are in memory at once. The rest of the limit may hold parts of the table.
     own = OWN_BYTES + 4.0 * row.batch * row.element_bytes
     table = max(2e9 * settings['memory_gb'], 2 * own)
     limit = own + table / 8
@@ -86,7 +86,7 @@ def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 
 def by_length(settings: Settings, say: Say) -> List[Dict[str, Any]]:
-    """DQN's job at growing lengths, with elements that fit all of them."""
+    """Measure DQN's job at growing lengths, with elements so small that the longest fits."""
     dqn, longest = ROWS[0], min(LENGTHS[-1], settings['length'] or LENGTHS[-1])
     row = dqn.smaller(INDEX_SHARE * settings['memory_gb'] * 1e9 / longest)
     lengths = [length for length in LENGTHS if length < longest] + [longest]
@@ -94,7 +94,7 @@ def by_length(settings: Settings, say: Say) -> List[Dict[str, Any]]:
 
 
 def by_size(settings: Settings, say: Say) -> List[Dict[str, Any]]:
-    """DQN's job without priorities, with elements of growing size."""
+    """Measure DQN's job without priorities, with elements of growing size."""
     dqn = replace(ROWS[0], kind='uniform')
     rows = [dqn.smaller(size) if size < dqn.element_bytes else _larger(dqn, size) for size in SIZES]
     budget = settings['memory_gb'] * 1e9 / 4
@@ -120,7 +120,7 @@ def _series(points: List[Part], settings: Settings, say: Say) -> List[Dict[str, 
 
 
 def by_collectors(dqn: Row, settings: Settings, say: Say) -> List[Dict[str, Any]]:
-    """DQN's job across processes."""
+    """Measure DQN's job across processes with growing numbers of collectors."""
     short = {**settings, 'repeats': 1}
     return [_across(dqn, number, short, say) for number in COLLECTORS]
 
@@ -129,19 +129,19 @@ def converge(settings: Settings, say: Say) -> Dict[str, Any]:
     return cartpole([0] if settings['quick'] else [0, 1], say)
 
 
-#: Of each row that is asked for.
+#: Sections that are measured for each chosen row.
 ROW_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Dict[str, Any]]] = {
     'single': single,
     'across': processes,
     'disk': disk,
 }
-#: Of none; the first two make elements of their own sizes.
+#: Sections of no row. The first two make elements of their own sizes.
 OTHER_SECTIONS: Dict[str, Callable[[Settings, Say], Any]] = {
     'length': by_length,
     'size': by_size,
     'cartpole': converge,
 }
-#: Of DQN's, whichever are asked for.
+#: Sections of DQN's row, whichever rows are chosen.
 DQN_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Any]] = {'collectors': by_collectors}
 SECTIONS = [*ROW_SECTIONS, *OTHER_SECTIONS, *DQN_SECTIONS]
 QUICK_SECTIONS = ['single', 'length', 'size']

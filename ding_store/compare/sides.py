@@ -1,4 +1,4 @@
-"""The two sides: DI-engine's DequeBuffer with its middleware and collate, and StoreBuffer; pushed and sampled alike."""
+"""The two sides: DI-engine's DequeBuffer with its middleware and collate, and StoreBuffer, behind one interface."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from treevalue.tree.common import create_storage
 
 from ding_store.compare.rows import Columns, Row
 
-#: What the fill makes at once.
+#: Bytes that the fill makes at once.
 CHUNK_BYTES = 128 << 20
 
 
 def elements_of(row: Row, columns: Columns) -> List[Any]:
-    """What a collector would push: views of these columns, as its transitions are views of its env batch."""
+    """Return the elements that a collector pushes: views of these columns, like transitions of an env batch."""
     tensors = {path: torch.from_numpy(column) for path, column in columns.items()}
     count = len(next(iter(tensors.values())))
     if row.steps:
@@ -47,7 +47,7 @@ def _sequence(lists: Dict[str, List[Any]]) -> Dict[str, Any]:
 
 
 def _state(names: Tuple[str, ...], values: Tuple[torch.Tensor, ...]) -> Any:
-    """The recurrent state before a step: a dict, or one for each agent."""
+    """Return the recurrent state before a step: a dict, or a list with one for each agent."""
     if values[0].dim() < 4:
         return dict(zip(names, values))
     return [dict(zip(names, each)) for each in zip(*(value.unbind(0) for value in values))]
@@ -56,9 +56,9 @@ def _state(names: Tuple[str, ...], values: Tuple[torch.Tensor, ...]) -> Any:
 class Side:
     """
     Overview:
-        A filled replay in its steady state: every push evicts the oldest. ``push`` is what data_pusher does with the
-        elements of a collector, ``sample`` what the learner gets from it: one collated batch. Of a prioritized row the
-        new priorities belong to the sample, as they do in a learner's iteration.
+        A filled replay in its steady state: every push evicts the oldest element. ``push`` does what data_pusher does
+        with a collector's elements. ``sample`` returns the learner's input: one collated batch. In a prioritized row it
+        also writes new priorities, as a learner's iteration does.
     """
 
     def __init__(self, row: Row, length: int) -> None:
@@ -69,7 +69,7 @@ class Side:
         raise NotImplementedError
 
     def elements(self, count: int) -> List[Any]:
-        """The next ones to push."""
+        """Return the next elements to push."""
         return [next(self._supply) for _ in range(count)]
 
     buffer: Any
@@ -79,15 +79,15 @@ class Side:
         raise NotImplementedError
 
     def train_data(self) -> Any:
-        """A sample as a policy takes it: a list of elements, or one batch."""
+        """Return a sample as a policy takes it: a list of elements, or one batch."""
         raise NotImplementedError
 
     def update(self, priority: Sequence[float]) -> None:
-        """New priorities of the last sample."""
+        """Write new priorities of the last sample."""
         raise NotImplementedError
 
     def has_trained(self) -> None:
-        """A policy has, on a first sample."""
+        """Adjust the process after a policy has trained on a first sample."""
 
     def sample(self) -> Any:
         batch = collated(self.row, self.train_data())
@@ -114,7 +114,7 @@ class Stock(Side):
             self.buffer.use(PriorityExperienceReplay(self.buffer, IS_weight=True))
         elif self.row.kind == 'limited':
             self.buffer.use(use_time_check(self.buffer, max_use=self.row.max_use))
-        # It keeps references: each element is one of its own, and comes again only when it was evicted.
+        # DequeBuffer keeps references: each element is an object, and is pushed again only after it was evicted.
         self._all: List[Any] = []
         for columns in chunks(self.row, self.length):
             made = elements_of(self.row, columns)
@@ -145,7 +145,7 @@ class Store(Side):
         self.buffer = StoreBuffer(self.length, sampler=sampler_of(self.row), seed=0)
         for columns in chunks(self.row, self.length):
             self.buffer.extend_elements(elements_of(self.row, columns))
-        # It copies what it is given: a few are enough, more bytes than any cache.
+        # StoreBuffer copies elements: a few are enough, if they have more bytes than any cache.
         self._supply = _cycle(elements_of(self.row, source))
 
     def push(self, elements: List[Any]) -> None:
@@ -161,7 +161,7 @@ class Store(Side):
         self.buffer.update_priorities(self.rows, np.asarray(priority))
 
     def has_trained(self) -> None:
-        # As do the learner and the buffer of the config pipeline. Of the fill it is done already, on both sides.
+        # The learner and the buffer of the config pipeline do the same. Both sides did so after the fill.
         from ding_store.buffer.gc_freeze import leave_out_of_collections
 
         gc.unfreeze()
@@ -169,12 +169,12 @@ class Store(Side):
 
 
 def collated(row: Row, elements: List[Any]) -> Any:
-    """What the row's policy of DI-engine does first with a list of elements."""
+    """Return the batch that the row's policy of DI-engine collates first from a list of elements."""
     from ding.utils.data import default_collate, timestep_collate
 
     if row.collate == 'timestep':
         return timestep_collate(elements)
-    # As default_preprocess_learn: continuous actions keep their last dimension, and then everything does.
+    # Like default_preprocess_learn: continuous actions keep their last dimension, and then all leaves do.
     batch = default_collate(elements, cat_1dim=row.leaves['action'][0] is np.int64)
     if row.collate == 'impala':
         batch = {key: default_collate(value) if isinstance(value, list) else value for key, value in batch.items()}
@@ -192,7 +192,7 @@ def sampler_of(row: Row) -> Any:
 
 
 def chunks(row: Row, length: int) -> Iterator[Columns]:
-    """``length`` elements, piece by piece: each piece has memory of its own, and the same random bytes."""
+    """Yield ``length`` elements in pieces. Each piece has other memory and the same random bytes."""
     size = max(1, min(length, CHUNK_BYTES // row.element_bytes))
     first = row.columns(size)
     for begin in range(0, length, size):

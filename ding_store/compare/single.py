@@ -1,4 +1,4 @@
-"""One process: adds and samples of one replay in its steady state, at the ratio that the job requires."""
+"""Measurement in one process: adds and samples of a replay in its steady state, at the ratio of the job."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ding_store.compare.rows import Columns, Row
 from ding_store.compare.sides import SIDES, Side
 
 PAGE_BYTES = 4096
-#: Elements from which the store's pushes and both bounds are taken: more than caches hold.
+#: Bytes of the elements that the store's pushes and both bounds read: more than caches hold.
 SOURCE_BYTES = 256 << 20
-#: Of the elements that a side is tried with.
+#: Bytes of an element when a side is first loaded.
 SMALL_BYTES = 1000
 
 
 class Measured:
     """
     Overview:
-        One side of one row, filled, in the process that called. ``window`` runs the job for a while.
+        One side of one row, filled in the calling process. ``window`` runs the job for a while.
     """
 
     def __init__(self, row: Row, title: str, length: int) -> None:
@@ -35,7 +35,7 @@ class Measured:
         self._side.fill(self._source)
         gc.enable()
         self.bytes_per_element = (memory_bytes() - before) / length
-        # The fill's objects stay: collections need not look at them again. Stock has millions, the store has few.
+        # The fill's objects stay: collections need not visit them. DI-engine has millions of them, the store has few.
         gc.freeze()
         self._bounds = Bounds(row, self._source)
         self._due = 0.0
@@ -46,9 +46,9 @@ class Measured:
     def window(self, seconds: float) -> Dict[str, Any]:
         """
         Overview:
-            Adds and samples in turn, for about so long, and the two bounds right before.
+            Add and sample in turn for about this long, right after measuring the two bounds.
         Returns:
-            - figures (:obj:`dict`): Counts and seconds of adds and samples, each sample's seconds, bounds per second.
+            - figures (:obj:`dict`): Counts and seconds of adds and samples, seconds per sample, bounds per second.
         """
         adds: List[float] = []
         samples: List[float] = []
@@ -68,7 +68,7 @@ class Measured:
         }
 
     def train(self, seconds: float) -> Dict[str, float]:
-        """Iterations of the row's policy on this replay; see ``training``."""
+        """Train the row's policy on this replay. See ``training``."""
         if self._training is None:
             from ding_store.compare.training import Training
 
@@ -76,7 +76,7 @@ class Measured:
         return self._training.window(seconds)
 
     def _round(self, adds: List[float], samples: List[float]) -> int:
-        """As many adds as the job makes per sample, then one sample."""
+        """Add as many elements as the job adds per sample, then sample once. Return the number of adds."""
         self._due += self._row.batch * self._row.adds_per_s / self._row.samples_per_s
         count = int(self._due)
         self._due -= count
@@ -96,7 +96,7 @@ def _num_elements(row: Row) -> int:
 
 
 def _load(row: Row, title: str) -> None:
-    """What a side imports and compiles at its first use is no memory of its elements."""
+    """Use a side once, so that imports and compiled code do not count as memory of its elements."""
     side: Side = SIDES[title](row, 2 * row.batch)
     side.fill(row.columns(row.batch))
     side.push(side.elements(1))
@@ -104,7 +104,7 @@ def _load(row: Row, title: str) -> None:
 
 
 class Bounds:
-    """What this process can copy: rows gathered at random into warm arrays, and single rows into warm columns."""
+    """Copy rates of this process: rows gathered at random into warm arrays, and single rows into warm columns."""
 
     def __init__(self, row: Row, source: Optional[Columns] = None) -> None:
         self._row, self._source = row, row.columns(_num_elements(row)) if source is None else source
@@ -141,6 +141,6 @@ def _median_s(call: Callable[[], None], seconds: float) -> float:
 
 
 def memory_bytes() -> int:
-    """Of this process: its own pages, and what it maps of files that nobody else can open."""
+    """Return the resident bytes of this process, including the private files that it maps."""
     with open('/proc/self/statm') as statm:
         return int(statm.read().split()[1]) * PAGE_BYTES

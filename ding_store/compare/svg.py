@@ -1,4 +1,4 @@
-"""Three kinds of plots as inline SVG: bars, curves and ranges, most of them logarithmic. Colours come from the page."""
+"""Three kinds of plots as inline SVG: bars, curves and ranges, most of them logarithmic. The page sets the colours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple, 
 
 Format = Callable[[float], str]
 
-#: Pixels of the drawing's own coordinates; the page scales it.
+#: Width in the drawing's own coordinates. The page scales it.
 _WIDTH = 760
 _LEFT, _RIGHT = 150, 70
 _BAR, _GAP = 11, 3
@@ -16,8 +16,8 @@ _BAR, _GAP = 11, 3
 
 class Bar(NamedTuple):
     """
-    One line of a bar chart: its name, a word about it, a value per series, the bound, what is required, and what stands
-    at the bars' ends, if that is not their values.
+    One line of a bar chart: a name, a note, a value per series, the bound and the required value. ``texts`` replaces
+    the values at the bars' ends.
     """
 
     name: str
@@ -29,13 +29,13 @@ class Bar(NamedTuple):
 
     @property
     def marks(self) -> Dict[str, float]:
-        """Class -> value, of marks that are this line's own."""
+        """Class -> value of this line's own marks."""
         marks = {'bound': self.bound, 'required': self.required}
         return {kind: value for kind, value in marks.items() if value}
 
 
 class Log:
-    """Values to places, by their logarithm."""
+    """Logarithmic scale from values to coordinates."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         good = [value for value in values if value > 0] or [1.0]
@@ -43,7 +43,7 @@ class Log:
         self._begin, self._end = begin, end
 
     def __call__(self, value: float) -> float:
-        if self.low == self.high:  # one value: in the middle
+        if self.low == self.high:  # a single value is drawn in the middle
             return round((self._begin + self._end) / 2, 1)
         clipped = min(max(value, self.low), self.high)
         share = math.log(clipped / self.low) / math.log(self.high / self.low)
@@ -57,10 +57,10 @@ class Log:
 
 
 class Linear:
-    """Values to places, from 0 on."""
+    """Linear scale from values to coordinates, starting at 0."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
-        most = max([*values, 1e-9]) * 1.05  # room for what stands at the end
+        most = max([*values, 1e-9]) * 1.05  # room for the text at the end
         power = 10 ** math.floor(math.log10(most))
         self._step = next(power * part for part in (0.2, 0.5, 1, 2) if most <= power * part * 6)
         self._high = self._step * math.ceil(most / self._step)
@@ -80,10 +80,10 @@ Scale = Union[Log, Linear]
 def bars(lines: Sequence[Bar], form: Format, marks: Dict[str, float], scale_of: Type[Scale] = Log) -> str:
     """
     Overview:
-        Horizontal bars, a group per line; a thin mark at each line's bound, and at what it requires.
+        Draw horizontal bars, a group per line, with thin marks at each line's bound and required value.
     Arguments:
-        - marks (:obj:`dict`): Label -> value, drawn as a line through all: what is required.
-        - scale_of (:obj:`type`): Makes the scale.
+        - marks (:obj:`dict`): Label -> required value, drawn as a line through all groups.
+        - scale_of (:obj:`type`): Class of the scale.
     """
     names = list(lines[0].values)
     group = len(names) * (_BAR + _GAP) + 15
@@ -120,7 +120,7 @@ def _bar(
     box = f'<rect class="{series}" x="{_LEFT}" y="{top}" width="{max(2, end - _LEFT):.1f}" height="{_BAR}" rx="2">'
     place = end + 6
     for mark in sorted(marks):
-        if place - 6 <= mark <= place + 7 * len(text) + 4:  # it would stand on the mark: behind it
+        if place - 6 <= mark <= place + 7 * len(text) + 4:  # move a text that would overlap the mark behind it
             place = mark + 6
     return f'{box}{title}</rect>' + _text(place, top + _BAR - 1.5, text, 'value', 'start')
 
@@ -128,11 +128,11 @@ def _bar(
 def curves(
     series: Dict[str, Sequence[Tuple[float, float]]], xform: Format, yform: Format, mark: Optional[float] = None
 ) -> str:
-    """One curve per series through its points, both scales logarithmic; ``mark``: a horizontal line, labelled."""
+    """Draw one curve per series, both scales logarithmic. ``mark`` is a labelled horizontal line."""
     width, height, left, right, top, bottom = 300, 220, 46, 30, 12, 28
     points = [point for each in series.values() for point in each]
     x = Log([x for x, _ in points], left, width - right)
-    # Few and near each other: from the first to the last.
+    # The points are few and close together: scale from the first to the last.
     x.low, x.high = min(x for x, _ in points), max(x for x, _ in points)
     y = Log([y for _, y in points] + ([mark] if mark else []), height - bottom, top)
     drawn: List[str] = []
@@ -151,14 +151,14 @@ def curves(
             title = f'<title>{name}: {yform(b)} at {xform(a)}</title>'
             drawn.append(f'<circle class="{name}" cx="{x(a)}" cy="{y(b)}" r="4">{title}</circle>')
     if mark:
-        # Where the curves are not: they begin at the left, above it or below.
+        # Place the label away from the curves, which begin at the left above or below the mark.
         below = any(abs(y(mark) - 10 - y(each[0][1])) < 12 for each in series.values())
         drawn.append(_text(left + 4, y(mark) + (13 if below else -5), f'required {yform(mark)}', 'mark', 'start'))
     return _svg(width, height, drawn)
 
 
 def ranges(lines: Sequence[Tuple[str, Dict[str, Sequence[float]]]], form: Format) -> str:
-    """Percentiles: a line from the first to the last of each series, a dot at each of them, the first one filled."""
+    """Draw percentiles: a line per series with a dot at each percentile, the first one filled."""
     names = list(lines[0][1])
     group = len(names) * 13 + 12
     height = 12 + group * len(lines) + 22

@@ -1,4 +1,4 @@
-"""The terminal's part: a bar while it measures, tables of what it found."""
+"""Terminal output: a progress bar while it measures, and tables of the results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ _WIDTH = 24
 
 
 class Progress:
-    """A bar that renews itself on a terminal, a line per step elsewhere; what is left goes by the steps so far."""
+    """
+    A bar that is overwritten on a terminal, a line per step elsewhere. It estimates the time left from past steps.
+    """
 
     def __init__(self, num_steps: int, out: Any = None) -> None:
         self._out = out or sys.stderr
@@ -38,7 +40,7 @@ class Progress:
         self._stepped = time.monotonic()
 
     def skip(self) -> None:
-        """A step that was done before, which says nothing of how long the others take."""
+        """Count a step that was measured before. It does not enter the estimate of the time left."""
         self._done += 1
         self._skipped += 1
 
@@ -48,7 +50,7 @@ class Progress:
             return ''
         each = (self._stepped - self._begin) / timed
         left = each * (self._num_steps - self._done) - min(each, now - self._stepped)
-        # The last one may take longer than those before it did.
+        # The last step may take longer than those before it did.
         return f', about {_clock(left)} left' if left > 0 else ''
 
     def __enter__(self) -> Progress:
@@ -64,7 +66,7 @@ def _clock(seconds: float) -> str:
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """Three digits that count: 1.06k, 24.5M."""
+    """Return a number with three significant digits: 1.06k, 24.5M."""
     if value is None:
         return '-'
     for limit, unit in ((1e9, 'G'), (1e6, 'M'), (1e4, 'k')):
@@ -78,15 +80,15 @@ def times(value: Any) -> str:
 
 
 def terminal_width() -> Optional[int]:
-    """Characters per line of the terminal that stdout is, None where it is none."""
+    """Return the characters per line if stdout is a terminal, otherwise None."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(head: Sequence[str], lines: Sequence[Sequence[str]], width: Optional[int] = None) -> str:
     """
     Overview:
-        Columns as wide as they need to be; the first to the left, the others to the right. Of a table that is wider
-        than ``width``, parts below one another, each with the first column.
+        Return columns of minimal width, the first aligned left, the others right. A table that is wider than ``width``
+        is split into parts below one another. Each part repeats the first column.
     """
     widths = [max(len(row[i]) for row in (head, *lines)) for i in range(len(head))]
     parts: List[List[int]] = [[0]]
@@ -109,7 +111,7 @@ Table = Tuple[Sequence[str], List[List[str]]]
 
 
 def render(result: Dict[str, Any], width: Optional[int] = None) -> str:
-    """All tables of a result, within ``width`` characters a line; see ``Results`` for the result's shape."""
+    """Return all tables of a result, with lines of ``width`` characters. See ``Results`` for the result's shape."""
     made = [make(result) for make in TABLES]
     notes = '\n'.join([NOTES, *without_extra(result)])
     if width:
@@ -118,7 +120,7 @@ def render(result: Dict[str, Any], width: Optional[int] = None) -> str:
 
 
 def without_extra(result: Dict[str, Any]) -> List[str]:
-    """Of which rows there should have been real elements, and are none."""
+    """Name the rows whose elements should be real and are not, with the reasons."""
     return [
         f'{row["name"]} is synthetic: {row["why_synthetic"]}' for row in result['rows'].values() if row['why_synthetic']
     ]
@@ -163,7 +165,7 @@ def single_table(result: Dict[str, Any]) -> Table:
 
 
 def bytes_table(result: Dict[str, Any]) -> Table:
-    """The rates of elements of real size, in bytes: into the replay, and out of it in batches."""
+    """Return the rates of elements of real size in bytes: into the replay, and out of it in batches."""
     lines = []
     for row in result['rows'].values():
         for part in row.get('single', {}).get('parts', [])[:1]:
@@ -181,7 +183,7 @@ def bytes_table(result: Dict[str, Any]) -> Table:
 
 
 def training_table(result: Dict[str, Any]) -> Table:
-    """The real loop. What is not the policy's, given collated data, is the replay's share of an iteration."""
+    """Return the real loop's rates. The replay's share is the part of an iteration outside the policy's training."""
     lines = []
     for row in result['rows'].values():
         for part in row.get('single', {}).get('parts', []):
@@ -227,7 +229,7 @@ def across_table(result: Dict[str, Any]) -> Table:
 
 
 def _source(record: Dict[str, Any]) -> str:
-    source: str = record.get('source', '-')  # which older files have not said
+    source: str = record.get('source', '-')  # older files have no source
     return source
 
 
@@ -263,7 +265,7 @@ def disk_table(result: Dict[str, Any]) -> Table:
     return head, lines
 
 
-#: Section -> what grows, and where its number is in a record.
+#: Section -> the number that grows, by its name in a record.
 SERIES = {'length': 'length', 'size': 'element_bytes', 'collectors': 'num_collectors'}
 
 

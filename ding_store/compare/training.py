@@ -1,4 +1,4 @@
-"""The real loop: pusher, learner and policy of a pipeline, in a task, on a replay that is filled."""
+"""The real loop: pusher, learner and policy of a pipeline, in a task, on a filled replay."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from easydict import EasyDict
 from ding_store.compare.policies import policy_of
 from ding_store.compare.sides import Side, Store
 
-#: Iterations that take so long, together, are enough to tell how long one takes.
+#: Iterations that take this long together are enough to measure one.
 LONG_S = 1.0
 
 
 class Training:
     """
     Overview:
-        Iterations of the learner. Elements come ready made, in place of a collector: one iteration pushes as many as
-        the job adds per batch, and trains once. Policies of transitions run in DI-engine's middleware, stock or ours;
-        those of sequences in the loop of the config pipeline: sample, train, update priorities.
+        Iterations of the learner with ready-made elements instead of a collector. One iteration pushes as many as the
+        job adds per batch, and trains once. Policies of transitions run in the task middleware, DI-engine's or the
+        store's. Policies of sequences run in the loop of the config pipeline: sample, train, update priorities.
     """
 
     def __init__(self, side: Side) -> None:
@@ -44,9 +44,11 @@ class Training:
 
     def window(self, seconds: float) -> Dict[str, float]:
         """
+        Train for about this long.
+
         Returns:
-            - figures (:obj:`dict`): ``iters_per_s``, and ``train_s``: of an iteration, what the policy took, which in
-              stock includes collating. Means: now and then an iteration has the garbage collections of many.
+            - figures (:obj:`dict`): ``iters_per_s``, and ``train_s``: an iteration's time in the policy, which includes
+              collating in plain DI-engine. Means, because a few iterations have the garbage collections of many.
         """
         self._train_s = []
         spent: List[float] = []

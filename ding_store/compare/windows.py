@@ -1,4 +1,4 @@
-"""Windows of both sides in turn, and what they come to."""
+"""Windows of both sides in turn, and their summary."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ding_store.compare.worker import Worker
 def summary(row: Row, windows: List[Dict[str, Any]], bytes_per_element: float) -> Dict[str, float]:
     """
     Overview:
-        Medians over windows. ``headroom``: how many times the required adds and samples, both together, the process
-        does in a second; ``bound_headroom`` the same of the two bounds.
+        Return medians over windows. ``headroom`` is how many times the required adds and samples together fit into a
+        second of the process. ``bound_headroom`` is the same for the two bounds.
     """
     adds = _median([w['num_adds'] / w['adds_s'] for w in windows if w['num_adds']])
     samples = _median([w['num_samples'] / w['samples_s'] for w in windows])
@@ -41,12 +41,12 @@ def summary(row: Row, windows: List[Dict[str, Any]], bytes_per_element: float) -
 
 
 def headroom(row: Row, adds_per_s: float, samples_per_s: float) -> float:
-    """One over the seconds that one second of the job's adds and samples takes at these rates, one after the other."""
+    """Return 1 / seconds that one second of the job's adds and samples takes at these rates, one after the other."""
     return 1 / (row.adds_per_s / adds_per_s + row.samples_per_s / samples_per_s)
 
 
 def bound_headroom(row: Row, seconds: float) -> float:
-    """What one process has that does nothing but the copies: each element into a replay, each sample out of it."""
+    """Return the headroom of a process that only copies: each element into a replay, each sample out of it."""
     with contextlib.closing(Worker('ding_store.compare.single:Bounds', row)) as worker:
         found = worker.call('measure', seconds)
     return headroom(row, found['copy_per_s'], found['gather_per_s'])
@@ -61,11 +61,11 @@ def interleaved(
 ) -> Dict[str, Dict[str, float]]:
     """
     Overview:
-        Each side in a process of its own, filled one after the other, then measured in turn.
+        Measure each side in its own process: fill one after the other, then measure windows in turn.
     Arguments:
-        - train (:obj:`bool`): Whether to train the row's policy, too.
+        - train (:obj:`bool`): True to train the row's policy as well.
     Returns:
-        - sides (:obj:`dict`): Title -> figures, see ``summary``, and with ``train`` those of ``training.Training``.
+        - sides (:obj:`dict`): Title -> figures of ``summary``, and with ``train`` those of ``training.Training``.
     """
     workers: Dict[str, Worker] = {}
     windows: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}

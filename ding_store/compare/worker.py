@@ -1,4 +1,4 @@
-"""An object in a process of its own, called from here: what is measured has its memory and its core for itself."""
+"""An object in another process, called from here, so that a measurement has its own memory and core."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import os
 import traceback
 from typing import Any, Optional, Tuple
 
-#: One thread per process: the machine's other cores are for other processes.
+#: Environment of one thread per process: the machine's other cores are for other processes.
 ONE_THREAD = {name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'NUMBA_NUM_THREADS')}
 DEADLINE_S = 600.0
 
 
 class WorkerFailed(RuntimeError):
-    """What was measured in another process raised there, or the process ended."""
+    """A call raised in the other process, or that process ended."""
 
 
 class Worker:
     """
     Overview:
-        The object that ``make`` ('module:class') makes of the arguments, in a process forked from a server that has
-        imported DI-engine and nothing else: what follows costs no seconds, and shares no memory with this process.
+        An object in a process forked from a server that has only imported DI-engine: ``make`` ('module:class') called
+        with the arguments. The start then takes no seconds, and the process shares no memory with this one.
     Raises (call, get):
-        - WorkerFailed: With the traceback of there.
+        - WorkerFailed: The call failed. The text has the other process's traceback.
     """
 
     def __init__(self, make: str, *arguments: Any) -> None:
-        os.environ.update(ONE_THREAD)  # before anything of numerics is imported there
+        os.environ.update(ONE_THREAD)  # before the other process imports numerical libraries
         context = multiprocessing.get_context('forkserver')
         context.set_forkserver_preload(['ding_store.compare.preload'])
         self._pipe, theirs = context.Pipe()
@@ -64,7 +64,7 @@ class Worker:
 
     def close(self) -> None:
         self._pipe.close()
-        # Idle, it ends by itself; what it is in the middle of, nobody waits for any more.
+        # An idle process ends by itself. A busy one is killed, because its result is not needed any more.
         self._process.join(0 if self._is_busy else 5)
         if self._process.is_alive():
             self._process.kill()
@@ -80,7 +80,7 @@ def _serve(pipe: Any, make: str, arguments: Tuple[Any, ...]) -> None:
             found = getattr(made, name)
             pipe.send((True, found if arguments is None else found(*arguments)))
     except EOFError:
-        os._exit(0)  # millions of objects need not be taken apart one by one
-    except BaseException:  # noqa: BLE001 - whatever it is, the other side reports it
+        os._exit(0)  # do not free millions of objects one by one
+    except BaseException:  # noqa: BLE001 - the caller's process reports it
         pipe.send((False, traceback.format_exc()))
         os._exit(1)
