@@ -1,1 +1,1 @@
-"""``python -m benchmarks``: figures beside their bound and beside peers, all taken in one run."""
+"""``python -m benchmarks``: figures with their bounds and with peers, all measured in one run."""

@@ -1,5 +1,5 @@
 """
-Benchmarks: figures beside their bound and beside peers, all taken in one run.
+Benchmarks: figures with their bounds and with peers, all measured in one run.
 
     python -m benchmarks replay --workloads small-per --json figures.json
 
@@ -22,7 +22,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from ding_store.launch.termination import signals_as_interrupt
 
     options = _parser().parse_args(argv)
-    # One thread, as every other figure of these tables: before numpy and torch are imported.
+    # One thread, as in every other figure of these tables. Set it before numpy and torch are imported.
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     try:
         check_outputs(options)
@@ -35,49 +35,67 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog='python -m benchmarks', description='Measure, beside the bound and the peers that are installed.'
+        prog='python -m benchmarks', description='Measure the store, its bounds and the peers that are installed.'
     )
     kinds = parser.add_subparsers(title='benchmarks', metavar='WHAT', required=True)
     replay = kinds.add_parser('replay', help='push, sample and priority update of replay buffers')
-    replay.add_argument('--workloads', metavar='NAME,...', help='default: all of them')
-    replay.add_argument('--buffers', metavar='NAME,...', help='default: ding_store, DequeBuffer and installed peers')
-    replay.add_argument('--scale', type=float, default=1.0, help='rows, times this (default: %(default)s)')
-    replay.add_argument('--seconds', type=float, default=2.0, help='per figure (default: %(default)s)')
+    replay.add_argument('--workloads', metavar='NAME,...', help='workloads to measure (default: all)')
     replay.add_argument(
-        '--fill-seconds', type=float, default=180.0, help='peers that take longer are left out (default: %(default)s)'
+        '--buffers',
+        metavar='NAME,...',
+        help='buffers to measure (default: ding_store, DequeBuffer and installed peers)',
     )
-    replay.add_argument('--json', metavar='FILE', help='write all figures there')
+    replay.add_argument('--scale', type=float, default=1.0, help='factor of the number of rows (default: %(default)s)')
+    replay.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')
+    replay.add_argument(
+        '--fill-seconds', type=float, default=180.0, help='leave out peers that take longer (default: %(default)s)'
+    )
+    replay.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     replay.set_defaults(bench=_bench_replay)
     transport = kinds.add_parser(
         'transport',
-        help="a producer's process to a collated batch in the consumer's; the Redis transport beside redis-py",
+        help="from a producer's process to a consumer's collated batch, and Redis compared with redis-py",
         description='Send elements of 60 B, 113 KB and 3 MB from one process into warm batches of another. Print '
         'throughput beside memcpy and a bare ring, latency, and bursts with an idle reader. Then measure the Redis '
-        "transport beside redis-py, with each codec, and beside torchrl's storage in Redis.",
+        "transport with each codec, and compare it with redis-py and torchrl's storage in Redis.",
     )
-    transport.add_argument('--tables', metavar='NAME,...', help='processes, wire, compression, torchrl (default: all)')
-    transport.add_argument('--elements', metavar='NAME,...', help='cartpole, dqn-atari, impala-atari (default: all)')
     transport.add_argument(
-        '--paths', metavar='NAME,...', help='of `processes`; default: ours, a bare ring and installed peers'
+        '--tables', metavar='NAME,...', help='tables to print: processes, wire, compression, torchrl (default: all)'
     )
-    transport.add_argument('--seconds', type=float, default=3.0, help='per figure (default: %(default)s)')
-    transport.add_argument('--json', metavar='FILE', help='write all figures there')
+    transport.add_argument(
+        '--elements', metavar='NAME,...', help='elements to send: cartpole, dqn-atari, impala-atari (default: all)'
+    )
+    transport.add_argument(
+        '--paths', metavar='NAME,...', help='paths of table processes (default: ours, a bare ring and installed peers)'
+    )
+    transport.add_argument('--seconds', type=float, default=3.0, help='seconds per figure (default: %(default)s)')
+    transport.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     transport.set_defaults(bench=_bench_transport)
-    checkpoint = kinds.add_parser('checkpoint', help='what a checkpoint makes training wait, beside torch.save')
-    checkpoint.add_argument('--megabytes', type=float, default=500, help='of the state (default: %(default)s)')
-    checkpoint.add_argument('--repeats', type=int, default=7, help='figures are medians (default: %(default)s)')
-    checkpoint.add_argument('--directory', metavar='DIR', help='where to write (default: here)')
-    checkpoint.add_argument('--json', metavar='FILE', help='write all figures there')
-    checkpoint.set_defaults(bench=_bench_checkpoint)
-    weights = kinds.add_parser('weights', help='from publishing weights until all readers of this host have them')
-    weights.add_argument('--sizes', metavar='MB,...', default='50,500', help='default: %(default)s')
-    weights.add_argument(
-        '--ways', metavar='NAME,...', help='of bare, ding_store, in_place, torch, nng, ray; default: all'
+    checkpoint = kinds.add_parser('checkpoint', help='how long a checkpoint stalls training, compared with torch.save')
+    checkpoint.add_argument(
+        '--megabytes', type=float, default=500, help='size of the state in MB (default: %(default)s)'
     )
-    weights.add_argument('--readers', type=int, default=4, help='processes that load (default: %(default)s)')
-    weights.add_argument('--rounds', type=int, default=15, help='default: %(default)s')
-    weights.add_argument('--json', metavar='FILE', help='write all figures there')
-    weights.add_argument('--wire', action='store_true', help='between two hosts, over TCP, beside redis-py')
+    checkpoint.add_argument(
+        '--repeats', type=int, default=7, help='number of checkpoints; figures are medians (default: %(default)s)'
+    )
+    checkpoint.add_argument('--directory', metavar='DIR', help='directory to write to (default: the current one)')
+    checkpoint.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    checkpoint.set_defaults(bench=_bench_checkpoint)
+    weights = kinds.add_parser('weights', help='time from publishing weights until all readers of this host have them')
+    weights.add_argument(
+        '--sizes', metavar='MB,...', default='50,500', help='sizes of the weights in MB (default: %(default)s)'
+    )
+    weights.add_argument(
+        '--ways', metavar='NAME,...', help='ways to measure: bare, ding_store, in_place, torch, nng, ray (default: all)'
+    )
+    weights.add_argument(
+        '--readers', type=int, default=4, help='number of processes that load the weights (default: %(default)s)'
+    )
+    weights.add_argument('--rounds', type=int, default=15, help='rounds to measure (default: %(default)s)')
+    weights.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    weights.add_argument(
+        '--wire', action='store_true', help='measure between two hosts, over TCP, compared with redis-py'
+    )
     weights.set_defaults(bench=_bench_weights)
     return parser
 

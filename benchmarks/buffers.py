@@ -1,4 +1,4 @@
-"""The buffers that are measured, behind one face: ours, DI-engine's, and every peer that is installed."""
+"""Buffers to measure, behind one interface: ours, DI-engine's, and every installed peer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Columns = Dict[str, np.ndarray]
 
 
 def tree_of(columns: Columns, i: int) -> Any:
-    """Row ``i`` as the treetensor that a collector would push."""
+    """Return row ``i`` as the treetensor that a collector pushes."""
     import torch
 
     return ttorch.tensor({name: torch.as_tensor(column[i]) for name, column in columns.items()})
@@ -69,7 +69,7 @@ class Deque:
 
     def fill(self, columns: Columns) -> None:
         for i in range(len(columns['reward'])):
-            # Of its own, as a collector's: not views of columns.
+            # Copy each row: a collector's elements have their own memory and are no views of columns.
             self._buffer.push(tree_of({name: column[i : i + 1].copy() for name, column in columns.items()}, 0))
 
     def push(self, columns: Columns, i: int, element: Any) -> None:
@@ -155,7 +155,7 @@ class Torchrl:
     def update(self, priority: np.ndarray) -> None:
         import torch
 
-        # Its trees take nothing else than what it keeps them in.
+        # Its trees accept only the dtype that they store.
         self._last.set('td_error', torch.from_numpy(priority.astype(np.float32)))
         self._buffer.update_tensordict_priority(self._last)
 
@@ -199,7 +199,7 @@ class Tianshou:
 
 
 class Reverb:
-    """dm-reverb's table behind its server, both in this process: items of one step, stacked once sampled."""
+    """dm-reverb's table with its server in this process. Items have one step, and are stacked after sampling."""
 
     title = 'reverb'
 
@@ -230,7 +230,7 @@ class Reverb:
 
     def sample(self) -> Any:
         if self._items is None:
-            # One stream of samples, which Reverb reads ahead: a new one per batch takes longer.
+            # Keep one stream of samples, which Reverb reads ahead. A new one per batch takes longer.
             self._items = self._client.sample(self.title, 1 << 30, emit_timesteps=False)
         items = list(islice(self._items, self._batch))
         self._keys = [item.info.key for item in items]
@@ -245,7 +245,7 @@ class Reverb:
         writer.create_item(self.title, 1.0, [column[-1:] for column in writer.history])
 
 
-#: Title -> class; those that cannot be imported are left out, and said to be.
+#: Title -> class. Those that cannot be imported are left out, and named in the output.
 BUFFERS: Dict[str, Any] = {kind.title: kind for kind in (Ours, Deque, Cpprb, Torchrl, Tianshou, Reverb)}
-#: What needs to be there for a peer.
+#: Title -> module that must be installed.
 MODULES = {'cpprb': 'cpprb', 'torchrl': 'torchrl', 'tianshou': 'tianshou', 'reverb': 'reverb', 'DequeBuffer': 'ding'}

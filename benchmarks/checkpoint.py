@@ -1,4 +1,4 @@
-"""What a checkpoint makes training wait, beside a blocking torch.save of the same state."""
+"""Benchmark of checkpoints: how long one stalls training, compared with a blocking torch.save of the same state."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ding_store.checkpoint import Saver, write_state
 from ding_store.compare.scratch import scratch
 from ding_store.launch.progress import table
 
-#: Layers of the model: with weights and biases, as many tensors in the model's state as an actor-critic of ResNets has.
+#: Layers of the model. Weights and biases make as many tensors as an actor-critic of ResNets has in its state.
 _NUM_LAYERS = 25
 
 
 class Policy:
-    """Model, target model and Adam, trained on the CPU; ``total_bytes`` is the size of its whole state."""
+    """Model, target model and Adam, trained on the CPU. ``total_bytes`` is the size of the whole state."""
 
     def __init__(self, total_bytes: int) -> None:
-        # Of a state there are four of each parameter: model, target, and two moments.
+        # A state has four tensors per parameter: model, target, and two moments.
         width = max(8, int((total_bytes / 4 / 4 / _NUM_LAYERS) ** 0.5))
         layers = [layer for _ in range(_NUM_LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
         self.model = torch.nn.Sequential(*layers)
@@ -50,7 +50,7 @@ class Policy:
 def main(megabytes: float, repeats: int, directory: Optional[str], json_path: Optional[str]) -> int:
     """
     Overview:
-        Train a policy whose state has so many MB, and checkpoint it. Figures are medians over ``repeats``.
+        Train a policy with a state of this many MB, and checkpoint it. Figures are medians over ``repeats``.
     """
     with scratch(directory or os.getcwd()) as folder:
         figures = measure(Policy(int(megabytes * 1e6)), folder, repeats)
@@ -70,11 +70,11 @@ def measure(policy: Policy, folder: str, repeats: int) -> Dict[str, float]:
     saver, stalls, copying, beside, written = Saver([policy.optimizer]), [], [], [], []
     blocking = []
     for i in range(repeats + 1):
-        # In turn, so that whatever the machine does meanwhile, it does to both.
+        # Measure both in turn, so that other load on the machine slows both.
         blocking.append(_timed(lambda: torch.save(policy.state(), path)))
         slower, written_s = _checkpoint(saver, policy, path)
         if i == 0:
-            first_s = saver.copying_s + saver.waiting_s  # memory is touched for the first time
+            first_s = saver.copying_s + saver.waiting_s  # its memory is touched for the first time
             continue
         stalls.append(saver.copying_s + saver.waiting_s)
         copying.append(saver.copying_s)
@@ -109,7 +109,7 @@ def render(figures: Dict[str, float]) -> str:
 
 
 def _checkpoint(saver: Saver, policy: Policy, path: str) -> Any:
-    """Durations of the iterations beside it, and how long it took until it was on the disk."""
+    """Return the durations of the iterations during a checkpoint, and the seconds until it was on the disk."""
     begin = time.perf_counter()
     saver.save(policy.state(), lambda state: write_state(path, state))
     durations: List[float] = []

@@ -1,4 +1,4 @@
-"""The wire plane with each codec: a chunk of transitions of a real game through a real server."""
+"""Benchmark of the Redis transport with each codec: chunks of transitions of a real game through a real server."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from ding_store.compare.units import size_text
 from ding_store.storage import Reader, open_store
 from ding_store.storage.encoding.compression import installed
 
-#: The sparsest and the busiest of six that were tried.
+#: The sparsest and the busiest of six games.
 GAMES = ('pong', 'ms_pacman')
 ROWS, _FRAME_SKIP, _FIRST_FRAME = 64, 4, 100
 
 
 def needs() -> List[str]:
-    """Modules that are not installed."""
+    """Return the required modules that are not installed."""
     return [name for name in ('ale_py', 'cv2') if importlib.util.find_spec(name) is None]
 
 
 def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict[str, Any]]:
     """
-    Per game and codec seconds of append, with the narrowing, of read with its ack, and bytes in the server; medians,
-    taken in turns. First as float32, then as the bytes that such frames travel as.
+    Return, per game and codec, seconds of append with narrowing, seconds of read with ack, and bytes in the server.
+
+    Figures are medians, measured in turn: first as float32, then as the bytes that such frames travel as.
     """
     codecs = [None, *installed()]
     ways = [('float32', None), *(('uint8', codec) for codec in codecs)]
@@ -54,7 +55,7 @@ def measure_compression(seconds: float, say: Callable[[str], None]) -> List[Dict
 
 
 def transitions(game: str) -> Dict[str, np.ndarray]:
-    """A chunk as DI-engine's DQN collects it: four stacked frames of 84 x 84 before and after, float32 k/255."""
+    """Return a chunk as DI-engine's DQN collects it: four stacked frames of 84 x 84 before and after, float32 k/255."""
     levels = frames_of(game, ROWS + 4)
     stacked = np.stack([levels[row : row + 4] for row in range(ROWS + 1)])
     columns = {'obs': stacked[:-1], 'next_obs': stacked[1:], 'action': np.random.default_rng(0).integers(0, 9, ROWS)}
@@ -62,7 +63,7 @@ def transitions(game: str) -> Dict[str, np.ndarray]:
 
 
 def frames_of(game: str, count: int) -> np.ndarray:
-    """Frames of a game played at random, as DI-engine makes them: ``(count, 84, 84)``, float32 k/255."""
+    """Return frames of a game played at random, as DI-engine makes them: ``(count, 84, 84)``, float32 k/255."""
     import cv2
     from ale_py import ALEInterface, LoggerMode, roms
 

@@ -1,4 +1,4 @@
-"""What benchmarks print: results, and one line of progress that they replace."""
+"""Output of benchmarks: results, and one line of progress that each result replaces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def say(text: str) -> None:
-    """What is being measured: to stderr, in place of what was said before where that is a terminal."""
+    """Write a progress line to stderr. On a terminal it replaces the line before it."""
     if sys.stderr.isatty():
         sys.stderr.write(f'\r\x1b[K{text}')
     elif text:
@@ -14,7 +14,7 @@ def say(text: str) -> None:
 
 
 def show(text: str) -> None:
-    """A result: to stdout at once."""
+    """Write a result to stdout at once."""
     say('')
     sys.stdout.write(f'{text}\n')
     sys.stdout.flush()

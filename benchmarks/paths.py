@@ -1,7 +1,7 @@
-"""The ways from a producer's process to a collated batch in the consumer's: ours, and its limits.
+"""Ways from a producer's process to a collated batch in the consumer's: the store's, and their limit.
 
-A *chunk* is what the producer sends at once: columns of some rows, numbered through. Both sides of a way are made from
-the same address, each in its own process.
+A *chunk* is what the producer sends at once: columns of some rows, numbered consecutively. Both sides of a way are made
+from the same address, each in its own process.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from ding_store.storage import Reader, open_store
 from ding_store.storage.base import Entry
 
 Columns = Mapping[str, np.ndarray]
-#: As np.copyto.
+#: Function with the arguments of np.copyto.
 Copy = Callable[[np.ndarray, np.ndarray], None]
 STREAM = 'bench'
-#: Entries are acked when they are this many, or so many bytes: a round trip each.
+#: Entries are acked after this many entries or bytes, because an ack is a round trip.
 ACK_ENTRIES, ACK_BYTES = 32, 4 << 20
 
 
 @dataclass(frozen=True)
 class Element:
-    """One row's leaves, how many the producer sends at once, and how many make a batch. ``number`` names a leaf of
-    64-bit integers that carries the row's number."""
+    """
+    One row's leaves, the rows per chunk, and the rows per batch. ``number`` names an int64 leaf with the row number.
+    """
 
     name: str
     leaves: Leaves
@@ -45,20 +46,20 @@ class Element:
 
 
 class Timeout(Exception):
-    """Nothing came any more."""
+    """No data came in time."""
 
 
 class Path(ABC):
     """
     Overview:
-        One way. ``consume`` is called first, then ``produce`` in the other process.
+        One way. The consumer's process calls ``consume`` first, then the producer's calls ``produce``.
     Arguments:
         - address (:obj:`str`): A private directory.
     """
 
     title: str
-    needs = ''  # a module
-    is_queue = True  # Who sends need not wait for who receives.
+    needs = ''  # a module that must be installed
+    is_queue = True  # True if a sender need not wait for the receiver
 
     def __init__(self, element: Element, address: str) -> None:
         self.element = element
@@ -66,11 +67,11 @@ class Path(ABC):
 
     @abstractmethod
     def consume(self) -> None:
-        """Become the consumer's side."""
+        """Make this the consumer's side."""
 
     @abstractmethod
     def produce(self) -> None:
-        """Become the producer's side."""
+        """Make this the producer's side."""
 
     @abstractmethod
     def send(self, columns: Columns) -> None:
@@ -80,25 +81,25 @@ class Path(ABC):
     def batch(self, timeout_s: float) -> Columns:
         """
         Overview:
-            The next rows, collated.
+            Return the next rows, collated.
         Raises:
-            - Timeout: They did not come.
+            - Timeout: They did not come in time.
         """
 
     def chunk(self, timeout_s: float) -> Columns:
-        """One chunk, readable: for latency; in place where the way has a place. Batches are one chunk then."""
+        """Receive one chunk in place if the way can, for latency. Otherwise a batch, which then is one chunk."""
         return self.batch(timeout_s)
 
     def close(self) -> None:  # noqa: B027 some hold nothing
-        """Of either side."""
+        """Close this side."""
 
 
 class Outputs:
     """
     Overview:
-        Two batches, filled in turns: warm, and one is the caller's while the other is filled.
+        Two batches in warm memory, filled in turn: the caller uses one while the other is filled.
     Arguments:
-        - copy (:obj:`Optional[Copy]`): By default as our table copies.
+        - copy (:obj:`Optional[Copy]`): Function that copies. By default as the table copies.
     """
 
     def __init__(self, element: Element, copy: Optional[Copy] = None) -> None:
@@ -115,7 +116,7 @@ class Outputs:
         return self._filled == self._rows
 
     def add(self, columns: Columns, start: int) -> int:
-        """Copy rows from ``start`` on, as many as there is room for; returns how many."""
+        """Copy rows from ``start`` on, as many as there is room for. Return how many."""
         begin, batch = self._filled, self._batches[0]
         count = 0
         for name, column in batch.items():
@@ -133,7 +134,7 @@ class Outputs:
 
 
 class Ours(Path):
-    """``Store.append`` to ``Reader.read`` and one copy into the batch."""
+    """``Store.append`` to ``Reader.read``, and one copy into the batch."""
 
     title = 'ding_store'
     plane = 'auto'
@@ -143,7 +144,7 @@ class Ours(Path):
         self._reader = Reader(self._store, STREAM, 'consumer')
         self._outputs = Outputs(self.element)
         self._entries: Deque[Entry] = deque()
-        self._start = 0  # rows of the first entry that are copied already
+        self._start = 0  # rows of the first entry that are already copied
         self._unacked = 0
         self._ack_every = max(1, min(ACK_ENTRIES, ACK_BYTES // (self.element.row_bytes * self.element.chunk)))
 
@@ -194,18 +195,18 @@ class Ours(Path):
 
 
 class OursOnWire(Ours):
-    """The same between hosts: every byte through the server."""
+    """The store between hosts: every byte goes through the server."""
 
     title = 'ding_store (wire)'
     plane = 'off'
 
 
 class OursThroughTable(Ours):
-    """The same through the replay, as a learner does it: each chunk is pushed, and each row sampled once, in order."""
+    """The store and the learner's replay: each chunk is pushed, and each row is sampled once, in order."""
 
     title = 'ding_store (table)'
     needs = 'ding'
-    #: As many rows as no cache holds, and more where they are small.
+    #: Size of the table: more than caches hold, with a maximum number of rows if they are small.
     table_bytes, max_rows = 256 << 20, 100_000
 
     def consume(self) -> None:
@@ -214,7 +215,7 @@ class OursThroughTable(Ours):
         super().consume()
         rows = min(self.table_bytes // self.element.row_bytes, self.max_rows)
         self._buffer = StoreBuffer(max(rows, 4 * self.element.batch), sampler=Fifo())
-        self._num_waiting = 0  # rows that were not sampled yet
+        self._num_waiting = 0  # rows that are not sampled yet
 
     def batch(self, timeout_s: float) -> Columns:
         while self._num_waiting < self.element.batch:
@@ -234,7 +235,7 @@ class OursThroughTable(Ours):
 
 
 class BareRing(Path):
-    """The limit: slots in shared memory, and two counters that the sides watch, busy; nobody is told anything."""
+    """The limit: slots in shared memory and two counters that both sides poll. There are no notifications."""
 
     title = 'bare ring'
     is_queue = False

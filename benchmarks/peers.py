@@ -1,4 +1,4 @@
-"""The peers of ``python -m benchmarks transport``: DI-engine's own way, and others where they are installed."""
+"""Peers of ``python -m benchmarks transport``: DI-engine's own way, and others if they are installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.paths import (
 
 
 class InChunks(Path):
-    """A way that hands out whole chunks: batches are copied from them."""
+    """A way that receives whole chunks and copies batches from them."""
 
     def __init__(self, element: Element, address: str) -> None:
         super().__init__(element, address)
@@ -46,7 +46,7 @@ class InChunks(Path):
 
 
 class Nng(Path):
-    """DI-engine's own: a pickled list of elements, sent over its message queue, unpickled and collated as it does."""
+    """DI-engine's way: a pickled list of elements goes through its message queue, is unpickled and collated."""
 
     title = 'DI-engine nng'
     needs = 'ding'
@@ -68,7 +68,7 @@ class Nng(Path):
         import torch
 
         tensors = {name: torch.as_tensor(column) for name, column in columns.items()}
-        # Elements are views of one array in the collector, too; pickled as such each would carry all of it.
+        # A collector's elements are also views of one array. Pickling a view would send the whole array.
         elements = [{name: leaf[i].clone() for name, leaf in tensors.items()} for i in range(self.element.chunk)]
         self._queue.publish('e', pickle.dumps(elements, protocol=pickle.HIGHEST_PROTOCOL))
 
@@ -93,7 +93,7 @@ class Nng(Path):
     def _received(self, timeout_s: float) -> List[Any]:
         import pynng
 
-        # NNGMQ.recv waits without end: the same on its socket, with a deadline.
+        # NNGMQ.recv has no timeout. Receive on its socket with a deadline instead.
         self._queue._sock.recv_timeout = int(timeout_s * 1000)
         try:
             message = self._queue._sock.recv()
@@ -103,11 +103,11 @@ class Nng(Path):
 
 
 class Ray(InChunks):
-    """Chunks put into Ray's object store, and references through its queue; mapped, and copied once, as ours."""
+    """Chunks in Ray's object store, with references in its queue. The receiver maps and copies them once, as ours."""
 
     title = 'Ray'
     needs = 'ray'
-    is_queue = False  # One without a limit would spill to the disk.
+    is_queue = False  # a queue without a limit would spill to the disk
     store_bytes, queued = 1 << 30, 8
 
     def consume(self) -> None:
@@ -144,11 +144,11 @@ class Ray(InChunks):
 
 
 class Reverb(InChunks):
-    """Chunks as items of Reverb's queue, whose server is in the consumer's process; each is sampled once."""
+    """Chunks as items of Reverb's queue. Its server is in the consumer's process. Each item is sampled once."""
 
     title = 'Reverb'
     needs = 'reverb'
-    is_queue = False  # Who sends more waits for who receives.
+    is_queue = False  # a sender waits for the receiver when the queue is full
     queued = 8
 
     def consume(self) -> None:
@@ -159,7 +159,7 @@ class Reverb(InChunks):
         with open(os.path.join(self.address, 'port'), 'w') as file:
             file.write(str(self._server.port))
         self._items = client.sample(self.title, 1 << 30, emit_timesteps=False)
-        self._waiting = ThreadPoolExecutor(1)  # Reverb knows no deadlines here.
+        self._waiting = ThreadPoolExecutor(1)  # Reverb has no deadlines here
 
     def produce(self) -> None:
         import reverb
@@ -181,7 +181,7 @@ class Reverb(InChunks):
         return {name: column[0] for name, column in zip(self.element.leaves, item.data)}
 
     def close(self) -> None:
-        self._server.stop()  # This ends what waits for items.
+        self._server.stop()  # this ends the wait for items
         self._waiting.shutdown()
 
 

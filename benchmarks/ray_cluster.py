@@ -1,4 +1,4 @@
-"""Ray beside us: a cluster of this host alone, which lives as long as the process that started it."""
+"""A Ray cluster on this host alone, which ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _HOST = '127.0.0.1'
 
 
 def start(directory: str, store_bytes: int, num_cpus: int) -> None:
-    """Ray's head, its files in ``directory``; other processes of this host may join."""
+    """Start Ray's head with its files in ``directory``. Other processes of this host may join."""
     import ray
 
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # It tells nobody of what we do.
+    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # send no usage statistics
     _init(_temp_dir=directory, object_store_memory=store_bytes, num_cpus=num_cpus, include_dashboard=False)
     with open(_address_in(directory), 'w') as file:
         file.write(ray.get_runtime_context().gcs_address)

@@ -1,4 +1,4 @@
-"""Push, sample and update priorities: replay buffers beside the limits of one process, and peers."""
+"""Benchmark of replay buffers: push, sample and priority update, with the limits of one process, and with peers."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ding_store.compare.units import size_text
 from ding_store.errors import ConfigError
 from ding_store.free_space import available_memory
 
-#: Rows that are pushed when the buffer is full already: what is measured is the steady state.
+#: Rows that are pushed into the full buffer, to measure the steady state.
 NUM_PUSHED = 256
 FILL_CHUNK_BYTES = 64 << 20
-#: Parts that a replay is filled in at least: after each one it is looked whether the others are worth waiting for.
+#: Minimum number of parts of a fill. After each part the time and memory of the rest are estimated.
 FILL_PARTS = 50
-#: Calls that are timed at most.
+#: Maximum number of timed calls.
 MAX_CALLS = 5000
 
 
 class NotFilled(Exception):
-    """A buffer that cannot hold so many rows in the memory that there is, or take them in time."""
+    """A buffer cannot hold so many rows in free memory, or takes too long to fill."""
 
 
 class Timing:
     """
     Overview:
-        Times of single calls, seconds. Rates come from the median: these machines have other things to do.
+        Times of single calls in seconds. Rates use the median, because these machines have other load.
     """
 
     def __init__(self, calls: Sequence[float], rows_per_call: int) -> None:
@@ -53,7 +53,9 @@ class Timing:
 
 
 def timed(call: Callable[[int], Any], budget_s: float, least: int = 20, most: int = MAX_CALLS) -> List[float]:
-    """Durations of single calls: at least ``least``, then until the budget is spent. The first few are not counted."""
+    """
+    Return durations of single calls until the budget is spent, at least ``least``. The first five are not counted.
+    """
     for i in range(5):
         call(i)
     calls: List[float] = []
@@ -66,11 +68,11 @@ def timed(call: Callable[[int], Any], budget_s: float, least: int = 20, most: in
 
 
 def gather_limit(workload: Workload, columns: Columns, budget_s: float) -> float:
-    """Rows/s of ``np.take(column, rows, axis=0, out=warm, mode='clip')`` over the element's leaves, of any rows."""
+    """Return rows/s of ``np.take(column, rows, axis=0, out=warm, mode='clip')`` over all leaves, of random rows."""
     rng = np.random.default_rng(1)
     count = len(columns['reward'])
     warm = {name: np.empty((workload.batch, *column.shape[1:]), column.dtype) for name, column in columns.items()}
-    # Others at every call, as a sampler draws them: a few sets of rows would come from the cache.
+    # Take different rows in every call, as a sampler does. A few sets of rows would stay in the cache.
     rows = rng.integers(0, count, (MAX_CALLS, workload.batch))
 
     def gather(i: int) -> None:
@@ -81,7 +83,7 @@ def gather_limit(workload: Workload, columns: Columns, budget_s: float) -> float
 
 
 def copy_limit(columns: Columns, source: Columns, rows: int, budget_s: float) -> float:
-    """Rows/s of copying ``rows`` consecutive rows, leaf by leaf, into columns that are in memory already."""
+    """Return rows/s of copying ``rows`` consecutive rows, leaf by leaf, into columns that are in memory already."""
     count, num_source = len(columns['reward']), len(source['reward'])
 
     def copy(i: int) -> None:
@@ -95,7 +97,7 @@ def copy_limit(columns: Columns, source: Columns, rows: int, budget_s: float) ->
 def measure(
     workload: Workload, titles: Iterable[str], budget_s: float, say: Callable[[str], None], fill_s: float
 ) -> Dict[str, Any]:
-    """All figures of one workload: the limits, and a record per buffer; of a peer that is filled within ``fill_s``."""
+    """Return all figures of a workload: the limits, and a record per buffer. A peer has ``fill_s`` seconds to fill."""
     source = workload.columns(min(NUM_PUSHED, workload.capacity), seed=2)
     limits = _limits(workload, source, budget_s)
     result: Dict[str, Any] = {'workload': workload.title, 'row_bytes': workload.row_bytes, **limits, 'buffers': {}}
@@ -106,7 +108,7 @@ def measure(
             result['buffers'][title] = _measure_buffer(BUFFERS[title], workload, source, limits, budget_s, patience)
         except NotFilled as reason:
             result['buffers'][title] = {'left_out': str(reason)}
-        except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others are still of interest
+        except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others still count
             if title == Ours.title:
                 raise
             result['buffers'][title] = {'error': f'{type(error).__name__}: {error}'}
@@ -146,7 +148,7 @@ def _measure_buffer(
     record = {'push': Timing(timed(push, budget_s), 1).record(size, copy)}
     if hasattr(buffer, 'push_columns'):
         rows = _rows_at_once(source)
-        # One after the other, as those of the limit: the same one over and over would be in the nearest cache.
+        # Push different chunks in turn, as the limit does. A single chunk would stay in the nearest cache.
         starts = range(0, count - rows + 1, rows)
         chunks = [{name: column[start : start + rows] for name, column in source.items()} for start in starts]
         calls = timed(lambda i: buffer.push_columns(chunks[i % len(chunks)]), budget_s)
@@ -165,7 +167,7 @@ def _measure_buffer(
 
 
 def _load(kind: Any) -> None:
-    """What a buffer imports and compiles at its first use is no memory of its rows."""
+    """Use a small buffer once, so that imports and compiled code do not count as memory of its rows."""
     small = scaled(next(one for one in WORKLOADS if one.kind == 'prioritized' and one.row_bytes < 1000), 0)
     buffer = kind(small)
     _fill(buffer, small)
@@ -175,7 +177,7 @@ def _load(kind: Any) -> None:
 
 def _resident_bytes() -> int:
     gc.collect()
-    # What was freed and the allocator keeps, such as the chunks of the fill, is nobody's.
+    # Return freed memory that the allocator keeps, e.g. of the fill's chunks.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)
     return _resident()
 
@@ -191,8 +193,10 @@ def _rows_at_once(source: Columns) -> int:
 
 def _fill(buffer: Any, workload: Workload, most_s: Optional[float] = None) -> None:
     """
+    Fill a buffer with rows of the workload.
+
     Raises:
-        - NotFilled: It would take longer than ``most_s``, or more memory than there is; None: whatever it takes.
+        - NotFilled: It would take longer than ``most_s``, or more memory than is free. None: no limit.
     """
     capacity = workload.capacity
     rows = max(1, min(-(-capacity // FILL_PARTS), FILL_CHUNK_BYTES // workload.row_bytes))
@@ -218,7 +222,7 @@ def _check(capacity: int, seconds: float, more_bytes: float, most_s: float) -> N
 
 
 def choose(names: Optional[str]) -> List[Workload]:
-    """Workloads by name, comma-separated; all of them for None."""
+    """Return workloads by comma-separated names. None: all."""
     known = {workload.name: workload for workload in WORKLOADS}
     chosen = names.split(',') if names else list(known)
     for name in chosen:
@@ -228,7 +232,7 @@ def choose(names: Optional[str]) -> List[Workload]:
 
 
 def installed(names: Optional[str]) -> List[str]:
-    """Buffers by title, comma-separated; for None all that can be imported."""
+    """Return buffers by comma-separated titles. None: all that can be imported."""
     for name in names.split(',') if names else []:
         if name not in BUFFERS:
             raise ConfigError(f'no buffer {name!r}; known are {", ".join(BUFFERS)}')
@@ -244,7 +248,7 @@ def main(
     fill_s: float,
     json_file: Optional[str],
 ) -> int:
-    """Measure, and print a table per workload; ``json_file`` also gets everything."""
+    """Measure, and print a table per workload. Write all figures to ``json_file``, if given."""
     if not fill_s > 0:
         raise ConfigError(f'--fill-seconds ({fill_s:g}) must be above 0')
     titles = installed(buffers)
@@ -273,7 +277,7 @@ def _tree_path() -> str:
 
 
 def render(result: Dict[str, Any]) -> str:
-    """A table of one workload's figures: rates from medians, fractions of the limit, and the tail of single calls."""
+    """Return a table of one workload: rates from medians, fractions of the limit, and the tail of single calls."""
     lines = [
         '',
         f'{result["workload"]}',

@@ -1,4 +1,4 @@
-"""A redis-server of a benchmark's own, on TCP."""
+"""A redis-server on TCP for one benchmark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from ding_store.storage.embedded.binary import find_server
 
 @contextlib.contextmanager
 def tcp_server() -> Iterator[int]:
-    """Its port: a free one of the loopback, for as long as the block runs; without persistence."""
+    """
+    Run a server on a free port of the loopback for as long as the block runs, without persistence. Yield the port.
+    """
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
@@ -25,7 +27,7 @@ def tcp_server() -> Iterator[int]:
     end_with_us = functools.partial(end_with, os.getpid(), signal.SIGKILL)
     server = subprocess.Popen([*words, '--daemonize', 'no'], stdout=subprocess.DEVNULL, preexec_fn=end_with_us)
     try:
-        open_store(f'redis://127.0.0.1:{port}', 'bench', host_plane='off').close()  # It answers.
+        open_store(f'redis://127.0.0.1:{port}', 'bench', host_plane='off').close()  # the server answers
         yield port
     finally:
         server.kill()

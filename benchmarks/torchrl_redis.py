@@ -1,4 +1,4 @@
-"""The wire plane beside torchrl's storage in Redis: one redis-server over TCP, one process, taken in turns."""
+"""Benchmark of the Redis transport and torchrl's storage in Redis: one redis-server over TCP, one process, in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ding_store.compare.units import size_text
 from ding_store.storage import open_store
 from ding_store.storage.encoding.compression import AUTO, CODECS
 
-#: As many bytes as the elements of the same names have in other tables: of floats here, as policies take them.
+#: Elements with as many bytes as those of the same names in other tables, but of floats, as policies take them.
 _DQN: Leaves = {
     'obs': (np.float32, (2, 84, 84)),
     'next_obs': (np.float32, (2, 84, 84)),
@@ -45,10 +45,10 @@ _TIMEOUT_S = 10.0
 
 
 class Torchrl:
-    """A ReplayBuffer of two batches as torchrl documents it: extend, and sample any rows."""
+    """A ReplayBuffer of two batches as torchrl documents it: extend, and sample random rows."""
 
     title = 'torchrl'
-    of_random = True  # Whether random floats are of interest, too.
+    of_random = True  # True to measure random floats as well
 
     def __init__(self, element: Element, columns: Columns, port: int) -> None:
         from torchrl.data import ReplayBuffer
@@ -75,7 +75,7 @@ class Torchrl:
 
 
 class TorchrlInOrder(Torchrl):
-    """Rows one after another, which it reads as one range of each leaf: its fastest."""
+    """Rows in order, which torchrl reads as one range of each leaf: its fastest way."""
 
     title = 'torchrl, in order'
 
@@ -84,7 +84,7 @@ class TorchrlInOrder(Torchrl):
 
 
 class TorchrlBytes(Torchrl):
-    """Frames that somebody made bytes of before they came, and that stay bytes in the batch."""
+    """Frames that are converted to bytes before they are pushed, and stay bytes in the batch."""
 
     title = 'torchrl, of bytes'
     of_random = False
@@ -100,8 +100,8 @@ def _widened(target: np.ndarray, source: np.ndarray) -> None:
 
 class Ours(OursOnWire):
     """
-    Chunks appended, read, and put into a warm batch, as floats. Their frames travel as bytes where that is exact, which
-    is looked at in each of them, as ``ChunkWriter`` does.
+    Chunks that are appended, read, and copied into a warm batch as floats. Frames travel as bytes if that is exact. As
+    in ``ChunkWriter``, each chunk is checked for that.
     """
 
     title = 'ding_store'
@@ -127,7 +127,7 @@ class Ours(OursOnWire):
 
     def read(self) -> Any:
         batch = self.batch(_TIMEOUT_S)
-        self._store.flush()  # The acks' work is ours, and not the next one's.
+        self._store.flush()  # count the acks here, and not in the next measurement
         return batch
 
     def _open(self) -> None:
@@ -143,7 +143,7 @@ WAYS: Sequence[Any] = (Torchrl, TorchrlInOrder, TorchrlBytes, Ours, OursPlain)
 
 
 def lacking() -> str:
-    """What to do where torchrl, or its storage, is not installed; '' where it is."""
+    """Return how to install torchrl with its storage, or '' if it is installed."""
     try:
         from torchrl.data.replay_buffers import StoreStorage  # noqa: F401
     except ImportError as error:
@@ -152,7 +152,7 @@ def lacking() -> str:
 
 
 def measure_torchrl(names: Sequence[str], seconds: float, say: Callable[[str], None]) -> Iterator[Dict[str, Any]]:
-    """A record per element of these names and contents, as it is measured."""
+    """Yield a record per element of these names and contents, as soon as it is measured."""
     for element in ELEMENTS:
         if element.name not in names:
             continue
@@ -166,7 +166,7 @@ def measure_torchrl(names: Sequence[str], seconds: float, say: Callable[[str], N
 
 
 def columns_of(element: Element, contents: str) -> Dict[str, np.ndarray]:
-    """A batch, its rows numbered; all random, or with the frames of a game played at random, stacked."""
+    """Return a batch with numbered rows: all random, or with stacked frames of a game played at random."""
     rows = element.batch
     columns = Workload(element.name, element.leaves, rows, rows, 'fifo').columns(rows)
     columns[element.number].reshape(rows, -1)[:, 0] = np.arange(rows)
@@ -199,7 +199,7 @@ def _measure(element: Element, columns: Columns, chosen: Sequence[Any], seconds:
 
 
 def _timed(way: Any) -> List[float]:
-    """Seconds of write and of read."""
+    """Return the seconds of write and of read."""
     begin = time.perf_counter()
     way.write()
     middle = time.perf_counter()
@@ -208,17 +208,19 @@ def _timed(way: Any) -> List[float]:
 
 
 def check(element: Element, batch: Any, columns: Columns) -> None:
-    """The rows that a batch says it has are those that were written, bit by bit."""
+    """Check that the batch's rows, by their numbers, equal the written ones bit by bit."""
     rows = np.asarray(batch[element.number]).reshape(element.batch, -1)[:, 0]
     for name, column in columns.items():
         if np.asarray(batch[name]).tobytes() != column[rows].tobytes():
-            raise AssertionError(f'{name!r}: others than were written')
+            raise AssertionError(f'{name!r}: the rows read differ from those written')
 
 
 def figures(titles: Sequence[str], batch: int, times: np.ndarray) -> Dict[str, Any]:
     """
+    Return rates, and ratios to torchrl's rates.
+
     Arguments:
-        - times (:obj:`np.ndarray`): Seconds of write and of read, ``(rounds, ways, 2)``; torchrl is the first way.
+        - times (:obj:`np.ndarray`): Seconds of write and of read, ``(rounds, ways, 2)``. torchrl is the first way.
     """
     times = np.concatenate([times, times.sum(axis=2, keepdims=True)], axis=2)
     rates = batch / np.median(times, axis=0)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks transport``: a producer's process to a collated batch in the consumer's, beside the limits."""
+"""Benchmark of transports: from a producer's process to a consumer's collated batch, with the limits."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ ELEMENTS = {
     )
 }
 TABLES = ('processes', 'wire', 'compression', 'torchrl')
-#: How long one chunk may be on its way.
+#: Maximum seconds that one chunk may be on its way.
 _TIMEOUT_S = 10.0
-#: How long a producer may take to start, or to send a burst.
+#: Maximum seconds for a producer to start, or to send a burst.
 _READY_S = 60.0
 BURST = 2000
 _LATENCIES = 50  # at least
-#: What a way copies in all, or more.
+#: Minimum number of bytes that a way copies in total.
 _MANY_BYTES = 1 << 30
-#: A source that no cache holds.
+#: Size of a source that no cache holds.
 _MEMORY_BYTES = 256 << 20
 _LARGE_BYTES = 1 << 20
-#: Less than the default ``max_pending_bytes``.
+#: Bytes of a burst: less than the default ``max_pending_bytes``.
 _HELD_BYTES = 240_000_000
 
 
 def main(
     names: Optional[str], paths: Optional[str], seconds: float, json_file: Optional[str], tables: Optional[str] = None
 ) -> int:
-    """Measure, and print a table per element, and those of the wire plane; ``json_file`` also gets everything."""
+    """Measure, and print a table per element and those of the Redis transport. Write all to ``json_file``, if given."""
     if not seconds > 0:
         raise ConfigError(f'--seconds ({seconds}) must be > 0')
     chosen, ways, wanted = choose(names), installed(paths), choose_tables(tables)
@@ -89,7 +89,7 @@ def main(
 
 
 def _measure_frames(wanted: List[str], names: List[str], seconds: float, results: Dict[str, Any]) -> None:
-    """The tables that narrow frames, as the buffer does, with torch and DI-engine: no producer must load those."""
+    """Measure the tables that narrow frames. They need torch and DI-engine, which producers must not load."""
     from benchmarks.compression import measure_compression, needs, render_compression
     from benchmarks.torchrl_redis import lacking, measure_torchrl, render_torchrl
 
@@ -107,7 +107,7 @@ def _measure_frames(wanted: List[str], names: List[str], seconds: float, results
 
 
 def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[str, Any]:
-    """All figures of one element: memcpy's, and a record per way."""
+    """Return all figures of one element: memcpy's, and a record per way."""
     busy = busy_cores()
     limit, cached = memcpy_limit(element, seconds, _MEMORY_BYTES), memcpy_limit(element, seconds, 0)
     result: Dict[str, Any] = {'element': element.name, 'row_bytes': element.row_bytes, 'chunk': element.chunk}
@@ -121,14 +121,16 @@ def measure(element: Element, ways: List[Type[Path]], seconds: float) -> Dict[st
             record['fraction_of_memcpy'] = record['elements_per_s'] / limit
             record['latency'] = latency(path, element, seconds)
             record['burst'] = burst(path, element)
-        except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others are still of interest
+        except Exception as error:  # noqa: BLE001 - a peer may fail in any way, and the others still count
             record['error'] = ' '.join(f'{type(error).__name__}: {error}'.split())
     result['others_cores'] = max(busy, busy_cores())
     return result
 
 
 def memcpy_limit(element: Element, seconds: float, num_bytes: int) -> float:
-    """Rows/s of copying batches, of ``num_bytes`` in all and at least one, into a warm one, leaf by leaf."""
+    """
+    Return rows/s of copying batches leaf by leaf into a warm one. The source has ``num_bytes``, at least one batch.
+    """
     num_batches = max(1, num_bytes // (element.batch * element.row_bytes))
     source, outputs = columns_of(element, element.batch * num_batches), Outputs(element, np.copyto)
     durations: List[float] = []
@@ -145,8 +147,8 @@ def memcpy_limit(element: Element, seconds: float, num_bytes: int) -> float:
 def throughput(path: Type[Path], element: Element, seconds: float) -> Dict[str, float]:
     """
     Overview:
-        The producer sends as fast as it may. Counted from when the first batches have come, over ``seconds``; rows that
-        are missing between two that came are lost.
+        Measure a producer that sends as fast as it may, over ``seconds`` after the first batches came. Numbers that are
+        missing between two received rows are lost.
     """
     with running(path, element, _flood) as (way, _):
         num_rows = num_lost = 0
@@ -164,7 +166,7 @@ def throughput(path: Type[Path], element: Element, seconds: float) -> Dict[str, 
 
 
 def latency(path: Type[Path], element: Element, seconds: float) -> Dict[str, float]:
-    """Seconds from before a chunk is sent until the consumer has it, one chunk on its way at a time."""
+    """Return seconds from before a send until the consumer has the chunk, with one chunk on its way at a time."""
     durations: List[float] = []
     element = replace(element, batch=element.chunk)
     with running(path, element, _one_by_one) as (way, control):
@@ -181,8 +183,8 @@ def latency(path: Type[Path], element: Element, seconds: float) -> Dict[str, flo
 def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Dict[str, int]]:
     """
     Overview:
-        ``count`` chunks, of one row where they would be large, while the consumer reads nothing; then what it finds.
-        None where a stream may not hold so much, or the way holds nothing.
+        Send ``count`` chunks while the consumer reads nothing, then count what it reads. Large chunks have one row.
+        Return None if a stream may not hold so many bytes, or the way holds nothing.
     """
     if element.row_bytes * element.chunk > _LARGE_BYTES:
         element = replace(element, chunk=1, batch=1)
@@ -203,20 +205,22 @@ def burst(path: Type[Path], element: Element, count: int = BURST) -> Optional[Di
 
 
 def receive(control: Any, path: Type[Path], what_if_not: str) -> Any:
-    """The producer's next message; raises ``Timeout`` where none comes in time, or the producer died."""
+    """Return the producer's next message. Raise ``Timeout`` if none comes in time, or the producer crashed."""
     if not control.poll(_READY_S):
         raise Timeout(f'{path.title}: the producer {what_if_not} within {_READY_S:.0f} s')
     try:
         return control.recv()
     except EOFError as e:
-        raise Timeout(f'{path.title}: the producer died') from e
+        raise Timeout(f'{path.title}: the producer crashed') from e
 
 
 @contextmanager
 def running(path: Type[Path], element: Element, produce: Callable[..., None]) -> Iterator[Any]:
-    """The consumer's side of a way here, and a process that produces; with a pipe between the two."""
+    """
+    Open the consumer's side of a way here, and start a producer process. Yield the way and a pipe to the producer.
+    """
     context = multiprocessing.get_context('spawn')
-    # Peers and the bare ring need memory, as ours chooses by itself.
+    # Peers and the bare ring need memory. The store chooses it by itself.
     with scratch(memory_directory()) as address:
         way = _loaded(path, element, address)
         way.consume()
@@ -225,7 +229,7 @@ def running(path: Type[Path], element: Element, produce: Callable[..., None]) ->
         try:
             with interrupts_later():
                 producer.start()
-            theirs.close()  # so that the end of a producer that dies is seen here
+            theirs.close()  # so that the end of a producer that crashes is seen here
             receive(ours, path, 'is not ready')
             yield way, ours
         finally:
@@ -243,12 +247,12 @@ def _opened(path: Type[Path], element: Element, address: str) -> Path:
 
 
 def _loaded(path: Type[Path], element: Element, address: str) -> Path:
-    load_for(_MANY_BYTES)  # numba, which every process of DI-engine has loaded.
+    load_for(_MANY_BYTES)  # numba, which every process of DI-engine has loaded
     return path(element, address)
 
 
 def _end_with_parent() -> None:
-    """A benchmark that is killed must not leave a producer that sends for ever."""
+    """Exit when the parent ends: a killed benchmark must not leave a producer that sends forever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -281,11 +285,11 @@ def _burst(path: Type[Path], element: Element, address: str, control: Any) -> No
         number = stamp(element, columns, number)
         way.send(columns)
     control.send(None)
-    control.recv()  # until we are ended
+    control.recv()  # until this process is terminated
 
 
 def columns_of(element: Element, rows: int) -> Dict[str, np.ndarray]:
-    """Rows of random bytes."""
+    """Return rows of random bytes."""
     rng = np.random.default_rng(0)
     columns: Dict[str, np.ndarray] = {}
     for name, (dtype, shape) in element.leaves.items():
@@ -296,7 +300,7 @@ def columns_of(element: Element, rows: int) -> Dict[str, np.ndarray]:
 
 
 def stamp(element: Element, columns: Dict[str, np.ndarray], number: int) -> int:
-    """Number the rows of a chunk from ``number`` on; returns the next one's."""
+    """Number the rows of a chunk from ``number`` on. Return the next number."""
     leaf = columns[element.number].reshape(len(columns[element.number]), -1)
     leaf[:, 0] = np.arange(number, number + len(leaf))
     return number + len(leaf)
@@ -304,9 +308,11 @@ def stamp(element: Element, columns: Dict[str, np.ndarray], number: int) -> int:
 
 def next_number(element: Element, batch: Any, expected: int) -> Any:
     """
+    Check that a batch's numbers rise, and count the missing ones.
+
     Returns:
-        - lost (:obj:`int`): How many numbers between ``expected`` and those of the batch are missing.
-        - expected (:obj:`int`): The number that should come next.
+        - lost (:obj:`int`): Number of missing rows between ``expected`` and the batch's last one.
+        - expected (:obj:`int`): Number of the next row.
     """
     numbers = batch[element.number].reshape(len(batch[element.number]), -1)[:, 0]
     if not (np.diff(numbers) > 0).all() or numbers[0] < expected:
@@ -316,7 +322,7 @@ def next_number(element: Element, batch: Any, expected: int) -> Any:
 
 
 def choose(names: Optional[str]) -> List[Element]:
-    """Elements by name, comma-separated; all of them for None."""
+    """Return elements by comma-separated names. None: all."""
     for name in names.split(',') if names else []:
         if name not in ELEMENTS:
             raise ConfigError(f'no element {name!r}; known are {", ".join(ELEMENTS)}')
@@ -324,7 +330,7 @@ def choose(names: Optional[str]) -> List[Element]:
 
 
 def choose_tables(names: Optional[str]) -> List[str]:
-    """Tables, comma-separated; all of them for None."""
+    """Return tables by comma-separated names. None: all."""
     for name in names.split(',') if names else []:
         if name not in TABLES:
             raise ConfigError(f'no table {name!r}; known are {", ".join(TABLES)}')
@@ -332,7 +338,7 @@ def choose_tables(names: Optional[str]) -> List[str]:
 
 
 def installed(names: Optional[str]) -> List[Type[Path]]:
-    """Ways by title, comma-separated; for None all that can be imported."""
+    """Return ways by comma-separated titles. None: all that can be imported."""
     for name in names.split(',') if names else []:
         if name not in PATHS:
             raise ConfigError(f'no path {name!r}; known are {", ".join(PATHS)}')
@@ -340,7 +346,7 @@ def installed(names: Optional[str]) -> List[Type[Path]]:
 
 
 def render(result: Dict[str, Any]) -> str:
-    """A table of one element's figures; ``/memcpy`` is of memcpy from memory."""
+    """Return a table of one element's figures. Column ``/memcpy`` relates to memcpy from memory."""
     size, limit, cached = result['row_bytes'], result['memcpy_elements_per_s'], result['cached_elements_per_s']
     lines = [
         '',

@@ -1,4 +1,4 @@
-"""``python -m benchmarks weights``: from publishing weights until all readers of this host have loaded them."""
+"""Benchmark of weights on one host: from publishing until all readers have loaded them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NUM_IN_PLACE = 8
 
 
 def choose(names: Optional[str]) -> List[str]:
-    """Ways by name, comma-separated, by default all that are installed; the bare one is always there."""
+    """Return ways by comma-separated names, by default all that are installed. The bare way is always added."""
     chosen = names.split(',') if names else [name for name, way in WAYS.items() if is_installed(way)]
     for name in chosen:
         if name not in WAYS:
@@ -47,7 +47,7 @@ def choose(names: Optional[str]) -> List[str]:
 
 
 def _read(ways: Sequence[Way], shared: Round, number: int, num_rounds: int, num_bytes: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the command does when it is told to end is not for its readers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # readers must not handle it as the command does
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     model = model_of(num_bytes)
@@ -99,10 +99,10 @@ def measure(
 ) -> Dict[str, Any]:
     """
     Overview:
-        Seconds from the beginning of ``publish`` until the last reader has loaded, and of ``publish`` itself; of all
-        ways in turn, round by round, with the same readers. The first two rounds are not counted.
+        Measure seconds from the beginning of ``publish`` until the last reader has loaded, and seconds of ``publish``.
+        All ways run in turn, round by round, with the same readers. The first two rounds are not counted.
     Arguments:
-        - told (:obj:`Callable`): Called with the way that is next, for whoever waits for it.
+        - told (:obj:`Callable`): Called with the name of the next way, for the process that waits for it.
     """
     with scratch(memory_directory()) as directory:
         ways = [ways_by_name[name](directory, num_bytes, num_readers) for name in names]
@@ -126,7 +126,7 @@ def measure(
                         if shared.failed[0] >= 0:
                             told(names[ways.index(of_readers[shared.failed[0]])])
                         raise
-            for reader in readers:  # to end takes them some of a core
+            for reader in readers:  # their exit uses some of a core
                 reader.join(LIMIT_S)
             alone = {name: _publish_alone(way) for name, way in zip(names, ways) if isinstance(way, Ours)}
             for way in ways:
@@ -138,7 +138,7 @@ def measure(
 
 
 def _publish_alone(way: Way) -> Dict[str, float]:
-    """The same call when nobody loads what it publishes."""
+    """Measure ``publish`` while no reader loads."""
     times = np.median([way.timed_publish() for _ in range(5)], axis=0)
     return dict(zip(('publish_without_readers_s', 'cpu_without_readers_s'), times.tolist()))
 
@@ -150,7 +150,9 @@ def _figures(times: np.ndarray) -> Dict[str, float]:
 
 
 def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
-    """How many copies of the weights ``num_readers`` processes have together that read in place: their PSS, summed."""
+    """
+    Return how many copies of the weights ``num_readers`` processes hold that read in place, by the sum of their PSS.
+    """
     with scratch(memory_directory()) as directory:
         barrier, pss = FORK.Barrier(num_readers + 1), FORK.Array('d', 2 * num_readers, lock=False)
         way = OursInPlace(directory, num_bytes, num_readers)
@@ -158,7 +160,7 @@ def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
             model = model_of(num_bytes, 1.0)
             way.open_writer(model)
             barrier.wait(LIMIT_S)
-            for _ in range(3):  # so that every slot was used
+            for _ in range(3):  # so that every slot is used
                 way.publish()
                 for _ in range(2):
                     barrier.wait(LIMIT_S)
@@ -169,7 +171,7 @@ def copies_in_place(num_bytes: int, num_readers: int = NUM_IN_PLACE) -> float:
 
 
 def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as above
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # as in _read
     torch.set_num_threads(1)
     way.open_reader(torch.nn.Module())
     pss[2 * number] = _pss()
@@ -186,13 +188,13 @@ def _read_in_place(way: OursInPlace, barrier: Any, pss: Any, number: int) -> Non
 
 
 def _pss() -> float:
-    """Of this process's own memory and of what it maps to share, wherever that is; not of programs and libraries."""
+    """Return the PSS of this process's own memory and of shared mappings, without programs and libraries."""
     with open('/proc/self/smaps_rollup') as file:
         kilobytes = sum(int(line.split()[1]) for line in file if line.startswith('Pss_Anon:'))
     is_shared = False
     with open('/proc/self/smaps') as file:
         for first, second, *_ in map(str.split, file):
-            if not first.endswith(':'):  # the line that a mapping begins with: addresses, permissions ...
+            if not first.endswith(':'):  # the first line of a mapping: addresses, permissions ...
                 is_shared = second.endswith('s')
             elif first == 'Pss:' and is_shared:
                 kilobytes += int(second)
@@ -200,7 +202,7 @@ def _pss() -> float:
 
 
 def main(sizes_mb: str, names: Optional[str], num_readers: int, num_rounds: int, json_file: Optional[str]) -> int:
-    """Measure, and print a table per size; ``json_file`` also gets everything."""
+    """Measure, and print a table per size. Write all figures to ``json_file``, if given."""
     chosen = choose(names)
     if num_readers < 1 or num_rounds < 1:
         raise ConfigError(f'--readers ({num_readers}) and --rounds ({num_rounds}) must be >= 1')
@@ -291,25 +293,25 @@ def _report(control: Any, names: List[str], *arguments: Any) -> None:
 
 
 def _runs(chosen: Sequence[str]) -> List[List[str]]:
-    """Ways to measure in turn: one that has processes of its own apart from the others, beside a bare of its own."""
+    """Return the ways to measure together. A way with its own processes runs apart, with another bare way."""
     shared = [name for name in chosen if not WAYS[name].starts_readers]
     return [shared, *(['bare', name] for name in chosen if name not in shared)]
 
 
 def _apart(call: Callable[..., Any], *arguments: Any) -> Any:
-    """In a process of its own: nng does not let the one that has used it fork again."""
+    """Call a function in another process, because nng does not let a process fork again after using it."""
     try:
         with ProcessPoolExecutor(1, FORK) as pool:
             made = pool.submit(call, *arguments)
             try:
                 return made.result()
             except KeyboardInterrupt:
-                if not wait([made], 1.0).done:  # a Ctrl-C has reached it, too, but not a SIGTERM
+                if not wait([made], 1.0).done:  # Ctrl-C also reaches the process, but SIGTERM does not
                     for process in multiprocessing.active_children():
                         process.terminate()
                 raise
     except threading.BrokenBarrierError as error:
-        raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+        raise StoreError(f'a reader failed, or took longer than {LIMIT_S:.0f} s: see above') from error
 
 
 def sizes_of(sizes_mb: str) -> List[int]:

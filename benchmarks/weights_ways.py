@@ -1,4 +1,4 @@
-"""The ways by which ``python -m benchmarks weights`` brings weights from one process into others of its host."""
+"""Ways that ``python -m benchmarks weights`` measures: from one process into others of its host."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
 from ding_store.storage import open_store
 
 NUM_TENSORS = 50
-#: No round takes as long; then a reader is stuck, and the measurement is over.
+#: Seconds that no round takes. After that a reader is stuck, and the measurement ends.
 LIMIT_S = 60.0
 _NAME = 'weights/main'
-#: Readers have what the writer has imported.
+#: Fork, so that readers have the writer's imports.
 FORK = multiprocessing.get_context('fork')
 
 
@@ -40,7 +40,7 @@ def last_elements(model: torch.nn.Module) -> float:
 
 
 class Times(NamedTuple):
-    """Seconds from the beginning of ``publish`` until the last reader had loaded; of ``publish``, and of its thread."""
+    """Seconds from the beginning of ``publish`` to the last reader's load, of ``publish``, and of its thread's CPU."""
 
     loaded_s: float
     publish_s: float
@@ -48,7 +48,7 @@ class Times(NamedTuple):
 
 
 class Round:
-    """What the processes share: two barriers, and when each reader was done, with which weights."""
+    """Shared state of the processes: two barriers, and each reader's finish time and loaded weights."""
 
     def __init__(self, num_readers: int) -> None:
         self.begin, self.announced = FORK.Barrier(num_readers + 1), FORK.Barrier(num_readers + 1)
@@ -65,14 +65,14 @@ class Round:
 class Way:
     """
     Overview:
-        How weights get from the writer into the readers' models. ``open_*`` is called in each process. Where the way
-        has no means of its own, readers are told of a publication by a barrier.
+        One way for weights from the writer into the readers' models. ``open_*`` is called in each process. If the way
+        does not announce a publication itself, a barrier does.
     """
 
     title = ''
-    needs = ''  # a package that is there only if somebody installed it
+    needs = ''  # a package that may not be installed
     waits_itself = False
-    starts_readers = False  # Then it uses none of those that the other ways share.
+    starts_readers = False  # True if it does not use the readers that the other ways share
 
     def __init__(self, directory: str, num_bytes: int, num_readers: int) -> None:
         self.directory, self.num_bytes, self.num_readers = directory, num_bytes, num_readers
@@ -84,7 +84,7 @@ class Way:
         self.model = model
 
     def prepare(self) -> None:
-        """Before the time is taken: what the way is not to be charged for."""
+        """Do work that is not part of the measured time."""
 
     def publish(self) -> None:
         raise NotImplementedError
@@ -93,11 +93,11 @@ class Way:
         raise NotImplementedError
 
     def last_elements(self) -> float:
-        """Of all tensors that were loaded, summed: to see which weights they are."""
+        """Return the sum of the last elements of all loaded tensors, to identify the weights."""
         return last_elements(self.model)
 
     def write_round(self, shared: Round, fill: float) -> Times:
-        """Publish a model that is filled with a number, and wait until all readers have loaded it."""
+        """Publish a model filled with a number, and wait until all readers have loaded it."""
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.fill_(fill)
@@ -112,7 +112,7 @@ class Way:
         return Times(max(shared.done_at) - began, publish_s, cpu_s)
 
     def timed_publish(self) -> Tuple[float, float]:
-        """Its seconds, and those of them that it had a core."""
+        """Return the seconds of ``publish``, and the CPU seconds of its thread."""
         began, began_cpu = time.monotonic(), time.thread_time()
         self.publish()
         return time.monotonic() - began, time.thread_time() - began_cpu
@@ -135,7 +135,7 @@ class Way:
 
 
 class Bare(Way):
-    """A copy into shared memory that was mapped before, a barrier, and a copy out of it."""
+    """A copy into shared memory that is already mapped, a barrier, and a copy out of it."""
 
     title = 'bare copy and barrier'
 
@@ -155,7 +155,7 @@ class Bare(Way):
 
 
 class Ours(Way):
-    """The exchanger's own calls: a blocking get, and a copy into the parameters."""
+    """The exchanger's calls: a blocking get, and a copy into the parameters."""
 
     title = 'ding_store'
     waits_itself = True
@@ -192,13 +192,13 @@ class OursInPlace(Ours):
     in_place = True
 
     def open_reader(self, model: torch.nn.Module) -> None:
-        super().open_reader(model_of(self.num_bytes))  # The other ways write to the model that they share.
+        super().open_reader(model_of(self.num_bytes))  # the other ways write to the shared model
         for parameter in self.model.parameters():
-            parameter.data = torch.empty(parameter.shape)  # Not touched, so not there: it would count as saved.
+            parameter.data = torch.empty(parameter.shape)  # untouched pages use no memory
 
 
 class TorchSave(Way):
-    """torch.save into memory, a rename, a barrier, torch.load."""
+    """torch.save into memory, a rename, a barrier, and torch.load."""
 
     title = 'torch.save in /dev/shm'
 
@@ -215,7 +215,7 @@ class TorchSave(Way):
 
 
 class Nng(Way):
-    """What DI-engine's ModelExchanger does: a pickled state dict over its message queue, to each reader."""
+    """DI-engine's ModelExchanger: a pickled state dict over its message queue to each reader."""
 
     title = 'DI-engine, nng'
     needs = 'pynng'
@@ -234,7 +234,7 @@ class Nng(Way):
 
     def load(self) -> None:
         _, data = self.queue.recv()
-        self.model.load_state_dict(pickle.loads(data))  # noqa: S301 it is what DI-engine does, with bytes of our own
+        self.model.load_state_dict(pickle.loads(data))  # noqa: S301 DI-engine does the same, and the bytes are our own
 
     def close(self) -> None:
         self.queue.stop()
@@ -249,8 +249,8 @@ class Nng(Way):
 
 class Ray(Way):
     """
-    As RLlib does it: numpy arrays in Ray's object store, and a call to each reader, an actor, with their reference. It
-    maps them, and copies them into its parameters, as ours.
+    Weights as RLlib sends them: numpy arrays in Ray's object store, and a call with their reference to each reader, an
+    actor. The reader maps them and copies them into its parameters, as ours.
     """
 
     title = 'Ray, numpy'
@@ -261,7 +261,7 @@ class Ray(Way):
         super().open_writer(model)
         import ray
 
-        # Memory that it has not touched before makes it slower: it is to use the same again.
+        # Ray is slower with memory that it has not touched before: limit the store, so that it uses the same again.
         ray_cluster.start(self.directory, 3 * self.num_bytes + (256 << 20), num_cpus=1)
         actor = ray.remote(RayReader).options(num_cpus=0)
         self.actors = [actor.remote(self.num_bytes) for _ in range(self.num_readers)]
@@ -283,13 +283,13 @@ class Ray(Way):
 
 
 class RayReader:
-    """In a process of Ray's."""
+    """Reader in a process of Ray's."""
 
     def __init__(self, num_bytes: int) -> None:
         self.model = model_of(num_bytes)
 
     def load(self, arrays: List[np.ndarray]) -> Tuple[float, float]:
-        """When it was done, and ``last_elements``."""
+        """Load the weights. Return the finish time and ``last_elements``."""
         for array, parameter in zip(arrays, self.model.parameters()):
             np.copyto(parameter.detach().numpy(), array)
         return time.monotonic(), last_elements(self.model)

@@ -1,4 +1,4 @@
-"""Weights between two hosts, over TCP, beside redis-py with the same bytes."""
+"""Benchmark of weights between two hosts over TCP, compared with redis-py and the same bytes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from benchmarks.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError
 from ding_store.storage import open_store
 
-#: Set by ``_server``, for the processes that are forked meanwhile.
+#: Environment variable with the port, set by ``_server`` for the processes that are forked meanwhile.
 _PORT = 'DING_STORE_BENCH_PORT'
 
 
 class RedisPy(Way):
     """
-    SET and GET in pipelines, and a barrier. What redis-py sends is bytes from the beginning, and what it receives it
-    need not load: both are left out of its time.
+    SET and GET in pipelines, and a barrier. redis-py sends and receives plain bytes: making and loading tensors is not
+    counted.
     """
 
     part_bytes = 1 << 20
@@ -61,7 +61,7 @@ class RedisPy(Way):
 
 
 class RedisPyWhole(RedisPy):
-    title, part_bytes = 'redis-py, whole', 500_000_000  # what one string may have
+    title, part_bytes = 'redis-py, whole', 500_000_000  # the largest string is 512 MB
 
 
 class RedisPyMiB(RedisPy):
@@ -73,7 +73,7 @@ class RedisPyQuarter(RedisPy):
 
 
 class OverTheWire(Ours):
-    """Writer and readers have a host cache each, of which they see no other's."""
+    """The store with one host cache for the writer and another for the readers, so that all bytes go through Redis."""
 
     title = 'ding_store'
 
@@ -84,13 +84,13 @@ class OverTheWire(Ours):
     host = 'writer'
 
     def _opened(self) -> Any:
-        # Another directory is another host, as far as a process can tell.
+        # A process takes another directory for another host.
         directory = os.path.join(self.directory, self.host)
         return open_store(f'redis://127.0.0.1:{os.environ[_PORT]}', type(self).__name__, host_cache_dir=directory)
 
 
 class HalfFrozen(OverTheWire):
-    """Of every other tensor not one element changes."""
+    """The store with every other tensor frozen: none of its elements changes."""
 
     title = 'ding_store, half frozen'
 
@@ -116,7 +116,7 @@ WAYS: Dict[str, Any] = {
 
 
 def main(sizes_mb: str, num_readers: int, num_rounds: int, json_file: Optional[str]) -> int:
-    """Measure, and print a table per size; ``json_file`` also gets everything."""
+    """Measure, and print a table per size. Write all figures to ``json_file``, if given."""
     if num_readers < 1 or num_rounds < 1:
         raise ConfigError(f'--readers ({num_readers}) and --rounds ({num_rounds}) must be >= 1')
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def main(sizes_mb: str, num_readers: int, num_rounds: int, json_file: Optional[s
             with _server():
                 found = measure(list(WAYS), size * 1_000_000, num_readers, num_rounds, say, WAYS)
         except threading.BrokenBarrierError as error:
-            raise StoreError(f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above') from error
+            raise StoreError(f'a reader failed, or took longer than {LIMIT_S:.0f} s: see above') from error
         best = min(found[name]['loaded_s'] for name in WAYS if name.startswith('redis'))
         for figures in found.values():
             figures['fraction_of_redis_py'] = best / figures['loaded_s']

@@ -1,4 +1,4 @@
-"""The wire plane beside redis-py: the same bytes through the same server, one process, taken in turns."""
+"""Benchmark of the Redis transport and redis-py: the same bytes through the same server, one process, in turn."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ding_store.compare.units import size_text
 from ding_store.storage import Reader, open_store
 from ding_store.storage.embedded.private_server import ensure_server
 
-#: One element of 113 KB by itself, one of 3 MB, 64 of 113 KB as a collector's chunk has them, and one of 10 MB.
+#: Payload bytes: one element of 113 KB, one of 3 MB, a collector's chunk of 64 of 113 KB, and one of 10 MB.
 SIZES = (113_000, 3_000_000, 64 * 113_000, 10_000_000)
-#: redis-py sends the bytes as one string, or in a pipeline of strings of this size: the faster one counts.
+#: Bytes of a part. redis-py sends one string, or a pipeline of such parts: the faster way counts.
 PART_BYTES = 1 << 20
-#: Payloads in a row, of each way in turn: acks are not waited for, so that their work falls to the next payload.
+#: Payloads of each way in a row. Acks are not waited for, so their work falls to the next payload.
 IN_A_ROW = 8
 
 
 def measure_wire(seconds: float, say: Callable[[str], None]) -> List[Dict[str, float]]:
     """
     Overview:
-        Per payload size, seconds of append, of read, of sending the ack, of SET, of GET, and of a stream as redis-py
-        has it: XADD, XREAD and XTRIM, without any of our guarantees; medians.
+        Return medians per payload size of the seconds of append, of read, of sending the ack, of SET and of GET. A
+        redis-py stream has XADD, XREAD and XTRIM, without the store's guarantees.
     """
     import redis
 
@@ -84,7 +84,7 @@ def _redis_py(client: Any, payload: bytes) -> Dict[str, List[Callable[[], Any]]]
 
 
 def _timed(steps: List[Callable[[], Any]]) -> List[float]:
-    """Seconds of each."""
+    """Return the seconds of each step."""
     marks = [time.perf_counter()]
     for step in steps:
         step()

@@ -1,4 +1,4 @@
-"""The replays that are measured: elements of real pipelines' structure and size, filled with random bytes."""
+"""Workloads of the replay benchmark: elements with the structure and size of real ones, filled with random bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Leaves = Dict[str, Tuple[type, Tuple[int, ...]]]
 class Workload:
     """
     Overview:
-        One replay.
+        Replay to measure.
     Arguments:
         - leaves (:obj:`dict`): Name -> (dtype, shape) of one element's leaf.
-        - capacity (:obj:`int`): Rows; where bytes are what matters, as many as show the steady state.
+        - capacity (:obj:`int`): Rows. If rows are large, only as many as the steady state needs.
         - batch (:obj:`int`): Rows per sample.
         - kind (:obj:`str`): 'uniform', 'prioritized' or 'fifo'.
     """
@@ -39,7 +39,7 @@ class Workload:
         return f'{self.name}: {size_text(self.row_bytes)} x {self.capacity:,}, batch {self.batch}, {self.kind}'
 
     def columns(self, count: int, seed: int = 0) -> Dict[str, np.ndarray]:
-        """``count`` rows of random bytes, as columns ``(count, *leaf)``."""
+        """Return ``count`` rows of random bytes, as columns ``(count, *leaf)``."""
         rng = np.random.default_rng(seed)
         columns = {}
         for name, (dtype, shape) in self.leaves.items():
@@ -92,5 +92,5 @@ WORKLOADS: List[Workload] = [
 
 
 def scaled(workload: Workload, factor: float) -> Workload:
-    """The same with fewer (or more) rows."""
+    """Return the workload with fewer or more rows."""
     return replace(workload, capacity=max(2 * workload.batch, int(workload.capacity * factor)))

@@ -21,9 +21,9 @@ def print_to(out: Any, text: str) -> None:
 
 def printable(text: str) -> str:
     """
-    Return the text with every control character but line ends and tabs escaped. Any process that can write to a
-    store may have put terminal escape codes into the texts that it holds.
-        and any process that can write to the store may have put escape codes there.
+    Overview:
+        Return the text with every control character but line ends and tabs escaped. Any process that can write to a
+        store may have put terminal escape codes into the texts that it holds.
     """
     return ''.join(c if c.isprintable() or c in '\n\t' else c.encode('unicode_escape').decode() for c in text)
 

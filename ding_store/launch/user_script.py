@@ -167,9 +167,10 @@ def exit_process(code: int) -> None:
 
 def preload() -> None:
     """
-    Import what every role needs once before forking: torch and DI-engine cost seconds in each process. Freeze the
-    objects that exist then. Otherwise the garbage collector's first pass copies all of their pages into each
-    process, which costs each half a second at its start.
+    Overview:
+        Import what every role needs once before forking: torch and DI-engine cost seconds in each process. Freeze the
+        objects that exist then. Otherwise the garbage collector's first pass copies all of their pages into each
+        process, which costs each half a second at its start.
     """
     was_enabled = gc.isenabled()
     gc.disable()  # A collection leaves holes in pages, which are copied when new objects fill them.
