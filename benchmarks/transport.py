@@ -147,8 +147,8 @@ def memcpy_limit(element: Element, seconds: float, num_bytes: int) -> float:
 def throughput(path: Type[Path], element: Element, seconds: float) -> Dict[str, float]:
     """
     Overview:
-        Measure a producer that sends as fast as it may, over ``seconds`` after the first batches came. Numbers that are
-        missing between two received rows are lost.
+        Measure a producer that sends as fast as it may, over ``seconds`` after the first batches came. Rows whose
+        numbers are missing between two received ones count as lost.
     """
     with running(path, element, _flood) as (way, _):
         num_rows = num_lost = 0

@@ -1,4 +1,4 @@
-"""What the mains share: their command line, environments by config, roles, and where a run ends."""
+"""Shared parts of the mains: command line, environments from a config, roles, and the end of a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
-#: What DI-engine itself reads of any environment's config.
+#: Keys that DI-engine itself reads from any environment's config.
 ENV_DEFAULTS = dict(
     stop_value=int(1e10),
     n_evaluator_episode=4,
@@ -34,7 +34,7 @@ ENV_DEFAULTS = dict(
     replay_path=None,
     manager={key: value for each in ENV_MANAGERS.values() for key, value in each.default_config().items()},
 )
-#: With less of any of these DI-engine collects or trains nothing, or fails where it does not say why.
+#: With less than 1 of any of these, DI-engine collects or trains nothing, or fails without a clear error.
 COUNTS = (
     'env.collector_env_num',
     'env.evaluator_env_num',
@@ -58,15 +58,15 @@ COUNTS = (
 class Options:
     """
     Overview:
-        How to run a main: its command line, or what tests and scripts call it with.
+        Options of a main: its command line, or the arguments of tests and scripts.
     Arguments:
-        - config (:obj:`str`): Module of the config; '' for the main's own.
-        - stock (:obj:`bool`): Turn the flag off: stock DI-engine.
-        - max_env_step, max_train_iter (:obj:`int`): Where the run ends, if not at the stop value. 0: no such end.
-        - parallel_workers (:obj:`int`): In how many processes ``run`` starts it; 1 is the caller's.
-        - env_manager (:obj:`str`): 'base', 'subprocess', or '' for the config's.
+        - config (:obj:`str`): Module of the config. '': the main's own.
+        - stock (:obj:`bool`): Turn the flag off: plain DI-engine.
+        - max_env_step, max_train_iter (:obj:`int`): End of the run, if not at the stop value. 0: no such end.
+        - parallel_workers (:obj:`int`): Number of processes in which ``run`` starts it. 1: the caller's process.
+        - env_manager (:obj:`str`): 'base', 'subprocess', or '' for the config's own.
         - settings (:obj:`Dict[str, Any]`): Dotted key of ``main_config`` -> value.
-        - checkpoint (:obj:`bool`): Go on from the last checkpoint when started again.
+        - checkpoint (:obj:`bool`): Resume from the last checkpoint when started again.
     """
 
     config: str = ''
@@ -81,12 +81,14 @@ class Options:
 
     def configs(self, default: str) -> Tuple[Any, Any]:
         """
+        Return the configs with these options applied.
+
         Arguments:
-            - default (:obj:`str`): Module of the config, where ``config`` is ''.
+            - default (:obj:`str`): Module of the config if ``config`` is ''.
         Returns:
             - main_config, create_config (:obj:`EasyDict`): Copies, with these options applied.
         Raises:
-            - ConfigError: A setting's key or value is not one of this config, or options contradict each other.
+            - ConfigError: A setting's key or value does not fit this config, or options contradict each other.
         """
         module = importlib.import_module(self.config or default)
         main_config, create_config = copy.deepcopy((module.main_config, module.create_config))
@@ -111,14 +113,16 @@ class Options:
         if StoreConfig.from_block(main_config.store).enable:
             return
         if self.checkpoint:
-            raise ConfigError('--checkpoint is of the store, and the flag is off: leave one of them out')
+            raise ConfigError(
+                '--checkpoint needs the store, and the flag is off. Leave out --checkpoint, or turn the flag on'
+            )
         if ENV_URL in os.environ and ENV_RUN in os.environ:
             raise ConfigError(
-                'the flag is off, but `ding-store run` puts what it starts on the store: start this without it'
+                'the flag is off, but `ding-store run` runs scripts on the store. Start this one without it'
             )
 
 
-#: What a main does that nobody said anything to.
+#: Options of a main that is called without any.
 DEFAULTS = Options()
 
 
@@ -136,7 +140,7 @@ def _set(config: Any, key: str, value: Any) -> None:
 
 
 def _check_kind(key: str, default: Any, value: Any) -> None:
-    """A value of another kind than the config's own would do nothing, or fail where nobody says which it was."""
+    """Refuse a value of another type than the config's own. It would have no effect, or fail far from its cause."""
     if isinstance(default, dict) and not isinstance(value, dict):
         raise ConfigError(f'--set {key}={value}: it has keys ({", ".join(sorted(default))}): set one of these')
     for kind, name in ((bool, 'true or false'), ((int, float), 'a number'), (str, 'text in quotes')):
@@ -158,7 +162,7 @@ def _check_numbers(main_config: Any) -> None:
             f'({env.evaluator_env_num}), of which each plays one: --set env.evaluator_env_num={env.n_evaluator_episode}'
         )
     for kind, name in (('collect', 'collector_env_num'), ('eval', 'evaluator_env_num')):
-        states = _get(policy, f'{kind}.env_num')  # of recurrent policies, which keep a state per environment
+        states = _get(policy, f'{kind}.env_num')  # recurrent policies keep a state per environment
         if states is not None and states < env[name]:
             raise ConfigError(
                 f'policy.{kind}.env_num ({states}) must be at least env.{name} ({env[name]}): '
@@ -180,7 +184,7 @@ def _check_numbers(main_config: Any) -> None:
 
 
 def _check_shape(main_config: Any, create_config: Any) -> None:
-    """Environments may say what a model is given, in ``obs_shape(cfg)``."""
+    """Check the model's input shape, if the environment's class has ``obs_shape(cfg)``."""
     shape_of = getattr(get_env_cls(create_config.env), 'obs_shape', None)
     if shape_of is None:
         return
@@ -199,14 +203,14 @@ def _get(config: Any, key: str) -> Any:
 
 
 def _is_of_model_or_replay(path: Sequence[str]) -> bool:
-    """What models take only these know; what replays take is checked when one is made."""
+    """Return True for keys that only the model can check, or that the replay checks when it is made."""
     return path[:2] == ['policy', 'model'] or path[1:] == ['other', 'replay_buffer']
 
 
 def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
     """
-    DI-engine takes any key and looks at those it knows, so one that is almost a known one would do nothing.
-    Environments may say what they read, in their ``config``: of these any other key is refused.
+    Refuse a key that is nearly a known one. DI-engine accepts any key and reads only those it has code for. If an
+    environment's class lists its keys in ``config``, refuse all others.
     """
     *path, last = key.split('.')
     if _is_of_model_or_replay(path):
@@ -229,7 +233,7 @@ def _check_spelling(main_config: Any, create_config: Any, key: str) -> None:
 
 
 def _keys(path: Sequence[str], *configs: Any) -> Set[str]:
-    """What there is in any of them at the end of that path."""
+    """Return the keys that any of the configs has at this path."""
     found: Set[str] = set()
     for level in configs:
         for name in path:
@@ -241,10 +245,10 @@ def _keys(path: Sequence[str], *configs: Any) -> Set[str]:
 def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:
     """
     Overview:
-        The command line of a main, whose ``--help`` is its module's docstring.
+        Parse the command line of a main. Its ``--help`` is its module's docstring.
     Arguments:
-        - configs (:obj:`Sequence[str]`): Modules of configs that ``--config`` may name, the first being the default.
-        - can_checkpoint (:obj:`bool`): Whether the main uses a checkpointer.
+        - configs (:obj:`Sequence[str]`): Modules of configs that ``--config`` may name. The first is the default.
+        - can_checkpoint (:obj:`bool`): True if the main uses a checkpointer.
     """
     parser = argparse.ArgumentParser(
         description=inspect.getdoc(inspect.getmodule(main)), formatter_class=argparse.RawDescriptionHelpFormatter
@@ -254,9 +258,11 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
         parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
     parser.add_argument('-s', '--seed', type=partial(_number, limit=2**31), default=0)
     parser.add_argument(
-        '--stock', action='store_true', help='stock DI-engine: the same as main_config.store.enable=False'
+        '--stock', action='store_true', help='plain DI-engine: the same as main_config.store.enable=False'
     )
-    parser.add_argument('--max-env-step', type=_number, default=0, help='end there, if not at the stop value')
+    parser.add_argument(
+        '--max-env-step', type=_number, default=0, help='end after this many env steps, if not at the stop value'
+    )
     parser.add_argument('--max-train-iter', type=_number, default=0)
     parser.add_argument(
         '--parallel-workers',
@@ -267,10 +273,14 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
     )
     parser.add_argument('--env-manager', choices=sorted(ENV_MANAGERS), default='')
     parser.add_argument(
-        '--set', action='append', default=[], metavar='KEY=VALUE', help='of main_config: policy.learn.batch_size=64'
+        '--set',
+        action='append',
+        default=[],
+        metavar='KEY=VALUE',
+        help='set a key of main_config, e.g. policy.learn.batch_size=64',
     )
     if can_checkpoint:
-        parser.add_argument('--checkpoint', action='store_true', help='survive the death of any process')
+        parser.add_argument('--checkpoint', action='store_true', help='survive a crash of any process')
     given = parser.parse_args()
     try:
         settings = tuple(_setting(text) for text in given.set)
@@ -306,7 +316,7 @@ def _setting(text: str) -> Tuple[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Which takes 1e-4 for a number, too: YAML 1.1 wants 1.0e-4, and has text otherwise."""
+    """YAML loader that also reads 1e-4 as a number. YAML 1.1 requires 1.0e-4, and reads 1e-4 as text."""
 
 
 _Loader.add_implicit_resolver(
@@ -332,10 +342,10 @@ def _workers(text: str) -> int:
 def run(main: Callable, given: Options) -> None:
     """
     Overview:
-        Run a main in this process, or in as many as its options say: DI-engine starts these as its ``ditask`` does,
-        and each takes the role of its number.
+        Run a main in this process, or in the number of processes that its options give. DI-engine starts these as its
+        ``ditask`` does, and each has the role of its node id.
     Raises:
-        - ConfigError: This process is one of several already.
+        - ConfigError: This process is already one of several.
     """
     if given.parallel_workers == 1:
         main(given)
@@ -350,10 +360,12 @@ def run(main: Callable, given: Options) -> None:
 
 def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
     """
+    Make the environments of a config.
+
     Returns:
-        - collector_env, evaluator_env: Env managers, which start their environments when they are first used.
+        - collector_env, evaluator_env: Env managers. They start their environments at the first use.
     Raises:
-        - FileNotFoundError: The game is missing where this process would play it, with what to do about it.
+        - FileNotFoundError: The game is missing and this process would play it. The text has the fix.
     """
     settings: Dict[str, Any] = copy.deepcopy(cfg.env)
     env, collector_cfgs, evaluator_cfgs = get_vec_env_setting(settings)
@@ -371,15 +383,15 @@ def take_role() -> None:
 
 
 def _role() -> Any:
-    """By node id, as DI-engine's examples do: 0 learns, 1 evaluates, others collect."""
+    """Return the role by node id, as in DI-engine's examples: 0 learns, 1 evaluates, the others collect."""
     roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
     return roles.get(task.router.node_id, task.role.COLLECTOR)
 
 
 def use_logger(train_show_freq: int) -> None:
     """
-    DI-engine's online_logger, given outputs of its own: it takes the newest from ``ctx.train_output``, which stock
-    prioritized replay then has no priorities from (``IndexError: pop from empty list``).
+    Use DI-engine's online_logger with a copy of the outputs. It pops the newest from ``ctx.train_output``. Plain
+    DI-engine's prioritized replay then finds no priorities there (``IndexError: pop from empty list``).
     """
     log = online_logger(train_show_freq=train_show_freq)
     if isinstance(log, VoidMiddleware):
@@ -395,7 +407,7 @@ def use_logger(train_show_freq: int) -> None:
 
 
 def use_end(given: Options) -> None:
-    """The learner ends the run where the options say."""
+    """Make the learner end the run at the limits of the options."""
     learns = not task.router.is_active or task.has_role(task.role.LEARNER)
     if learns and (given.max_env_step or given.max_train_iter):
         task.use(

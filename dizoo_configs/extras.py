@@ -1,4 +1,4 @@
-"""Environments come with extras of this package: adapters import without them, and say here what to install."""
+"""Import of modules that come with extras. Adapters import without them, and the error names the command to run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-#: Per extra, the packages that must come without their own requirements.
+#: Files per extra with the packages that must be installed without their own requirements.
 NO_DEPS = Path(__file__).resolve().parent.parent / 'requirements' / 'no-deps'
 
 
@@ -18,7 +18,7 @@ def need(module: str, extra: str) -> Any:
         - module (:obj:`str`): e.g. 'ale_py'.
         - extra (:obj:`str`): e.g. 'atari'.
     Raises:
-        - ModuleNotFoundError: With the line that installs it.
+        - ModuleNotFoundError: The extra is not installed. The text has the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -29,6 +29,6 @@ def need(module: str, extra: str) -> Any:
             install += f' && pip install --no-deps -r requirements/no-deps/{extra}.txt'
         raise ModuleNotFoundError(
             f"{missing} is missing, which the environments of '{extra}' need. In a clone of ding_store: "
-            f'scripts/setup.sh --extra {extra}, or in an environment of yours: {install}',
+            f'scripts/setup.sh --extra {extra}, or in another environment: {install}',
             name=error.name,
         ) from error

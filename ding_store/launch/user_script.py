@@ -88,7 +88,7 @@ class UserScript:
     def run(self) -> int:
         """
         Overview:
-            Run the script as ``__main__`` until it ends, and call its exit handlers later. The process must exit then.
+            Run the script as ``__main__`` until it ends. Its exit handlers run when the process exits, soon after.
         Returns:
             - code (:obj:`int`): Exit code that its process would have, ``os.EX_CONFIG`` for a ConfigError.
         """

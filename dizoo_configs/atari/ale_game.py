@@ -1,4 +1,4 @@
-"""Atari games for gym 0.25 by today's ``ale-py``, which speaks only gymnasium. Imports without it."""
+"""Atari games for gym 0.25 on today's ``ale-py``, which supports only gymnasium. Imports without ale-py."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 
 from dizoo_configs.extras import need
 
-#: Emulated frames (60 a second) after which a game ends: half an hour (Machado et al. 2018, section 3.2).
+#: Emulated frames after which a game ends, at 60 a second: half an hour (Machado et al. 2018, section 3.2).
 MAX_FRAMES = 108_000
 
 
 class ALEGame(gym.Env):
     """
     Overview:
-        One Atari game: screens (210, 160, 3) uint8, the game's own actions, no repeated action, one frame per step;
-        what gym calls ``<Game>NoFrameskip-v4``.
+        One Atari game: screens (210, 160, 3) uint8, the game's own actions, no repeated action, one frame per step.
+        gym calls it ``<Game>NoFrameskip-v4``.
     Arguments:
         - rom (:obj:`str`): The game's name in ale-py, e.g. 'space_invaders'.
     Raises:
-        - ModuleNotFoundError: The extra ``atari`` is not installed; with the line that installs it.
+        - ModuleNotFoundError: The extra ``atari`` is not installed. The text has the command that installs it.
         - ValueError: There is no such game.
     """
 
@@ -47,8 +47,8 @@ class ALEGame(gym.Env):
 
     def seed(self, seed: Optional[int] = None) -> None:
         """
-        The emulator takes a seed only with the ROM, which takes 84 ms and restarts the game, and DI-engine seeds before
-        every reset, lost lives included: so it is remembered, for the next game.
+        Keep a seed for the next game. The emulator takes a seed only with the ROM, which takes 84 ms and restarts the
+        game, and DI-engine seeds before every reset, including after lost lives.
         """
         self._pending_seed = seed
 
@@ -77,7 +77,7 @@ class ALEGame(gym.Env):
 def register(env_id: str) -> None:
     """
     Overview:
-        Make ``gym.make`` know an id of the form ``<Game>NoFrameskip-v4``, in this process, unless it does already.
+        Register an id of the form ``<Game>NoFrameskip-v4`` with gym in this process, if it is not registered.
     Raises:
         - ValueError: The id has another form.
     """
@@ -86,5 +86,5 @@ def register(env_id: str) -> None:
         raise ValueError(f'env_id ({env_id!r}) must be <Game>NoFrameskip-v4, such as PongNoFrameskip-v4')
     if env_id not in gym.envs.registry:
         rom = re.sub(r'(?<!^)(?=[A-Z])', '_', match.group(1)).lower()
-        # Checkers of gym's own would look at every step, and know only the new API.
+        # gym's own checkers would run in every step, and support only the new API.
         gym.register(env_id, entry_point=ALEGame, kwargs={'rom': rom}, order_enforce=False, disable_env_checker=True)

@@ -1,20 +1,21 @@
 """
 # Atari IMPALA through the store
 
-Needs the extra: `scripts/setup.sh --extra atari`. One process, Pong; `--config qbert_impala` is Qbert:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Pong. `--config qbert_impala` is Qbert:
 
 > python3 -u dizoo_configs/atari/atari_impala_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_impala_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others:
 
 > ding-store run --store redis://learner-host:6379 --run pong_impala --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_impala_main.py
 > ding-store join --store redis://learner-host:6379 --run pong_impala --role collector -- python3 -u dizoo_configs/atari/atari_impala_main.py
 
-The same on one machine, started by DI-engine:
+One machine, with processes that DI-engine starts:
 
 > ditask --package . --main dizoo_configs.atari.atari_impala_main.main --parallel-workers 4 --topology mesh
 
@@ -22,14 +23,16 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_impala_config.py -s 0
 
-Trajectories wait in a queue and each is trained on once. `--set policy.other.replay_buffer.max_use=3 --set
-policy.other.replay_buffer.sampler=auto` takes each up to three times, in random order. With `--checkpoint` a learner
-that is killed goes on from its last checkpoint, and so does the same command after everything was killed; its replay
-knows what was trained on.
+Trajectories wait in a queue, and the learner trains on each of them once. `--set policy.other.replay_buffer.max_use=3
+--set policy.other.replay_buffer.sampler=auto` uses each up to three times, in random order.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, whose buffer knows no order.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint, with the use counts of its replay. If all
+processes were killed, run the same command again to resume.
 
-Stock, too, in processes that DI-engine starts:
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, whose buffer has no
+queue order.
+
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/atari/atari_impala_main.py --stock --parallel-workers 4
 """  # noqa: E501
@@ -57,7 +60,7 @@ def main(given: Options = DEFAULTS) -> None:
     parts = pipeline(main_config)
     is_first = task.router.node_id == 0
     cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
-    # DI-engine counts samples in trajectories. Here these are made before the replay, where nothing has to group steps.
+    # DI-engine counts samples in trajectories. Here collectors make them, so nothing groups steps after the replay.
     length = cfg.policy.unroll_len
     cfg.policy.collect.update(n_sample=cfg.policy.collect.n_sample * length, unroll_len=1)
     ding_init(cfg)

@@ -1,20 +1,21 @@
 """
 # Atari PPO (off-policy) through the store
 
-Needs the extra: `scripts/setup.sh --extra atari`. One process, Qbert; `--config pong_ppo` is Pong:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Qbert. `--config pong_ppo` is Pong:
 
 > python3 -u dizoo_configs/atari/atari_ppo_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others:
 
 > ding-store run --store redis://learner-host:6379 --run qbert_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
 > ding-store join --store redis://learner-host:6379 --run qbert_ppo --role collector -- python3 -u dizoo_configs/atari/atari_ppo_main.py
 
-The same on one machine, started by DI-engine:
+One machine, with processes that DI-engine starts:
 
 > ditask --package . --main dizoo_configs.atari.atari_ppo_main.main --parallel-workers 4 --topology mesh
 
@@ -22,13 +23,14 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/qbert_ppo_config.py -s 0
 
-The learner estimates advantages and puts them into its replay, where a step is trained on at most `max_use` times. With
-`--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after everything
-was killed; its replay knows how often each step was used.
+The learner estimates advantages and pushes them into its replay, which uses a step at most `max_use` times.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint, with the use counts of its replay. If all
+processes were killed, run the same command again to resume.
 
-Stock, too, in processes that DI-engine starts:
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
+
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/atari/atari_ppo_main.py --stock --parallel-workers 4
 """  # noqa: E501

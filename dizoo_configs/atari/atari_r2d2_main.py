@@ -1,20 +1,21 @@
 """
 # Atari R2D2 through the store
 
-Needs the extra: `scripts/setup.sh --extra atari`. One process, Pong; `--config qbert_r2d2` is Qbert:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Pong. `--config qbert_r2d2` is Qbert:
 
 > python3 -u dizoo_configs/atari/atari_r2d2_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others:
 
 > ding-store run --store redis://learner-host:6379 --run pong_r2d2 --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
 > ding-store join --store redis://learner-host:6379 --run pong_r2d2 --role collector -- python3 -u dizoo_configs/atari/atari_r2d2_main.py
 
-The same on one machine, started by DI-engine:
+One machine, with processes that DI-engine starts:
 
 > ditask --package . --main dizoo_configs.atari.atari_r2d2_main.main --parallel-workers 4 --topology mesh
 
@@ -22,14 +23,15 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_r2d2_config.py -s 0
 
-DI-engine's example of R2D2 samples single steps and groups them, so that it has neither priorities of sequences nor
-overlaps. Here elements are sequences, with the recurrent state before each step, as in DI-engine's config pipeline.
-With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
-everything was killed.
+DI-engine's R2D2 example samples single steps and groups them, so it has no priorities of sequences and no overlaps.
+Here elements are sequences with the recurrent state before each step, as in DI-engine's config pipeline.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine on the same elements.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
+command again to resume.
 
-Stock, too, in processes that DI-engine starts:
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine on the same elements.
+
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/atari/atari_r2d2_main.py --stock --parallel-workers 4
 """  # noqa: E501
@@ -57,7 +59,7 @@ def main(given: Options = DEFAULTS) -> None:
     parts = pipeline(main_config)
     is_first = task.router.node_id == 0
     cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
-    # DI-engine counts samples in sequences. Here these are made before the replay, where nothing has to group steps.
+    # DI-engine counts samples in sequences. Here collectors make them, so nothing groups steps after the replay.
     length = cfg.policy.burnin_step + cfg.policy.learn_unroll_len
     cfg.policy.collect.update(n_sample=cfg.policy.collect.n_sample * length, unroll_len=1)
     ding_init(cfg)

@@ -1,4 +1,4 @@
-"""Pong, DQN with 3-step returns: DI-engine's own config, and one flag."""
+"""Pong, DQN with 3-step returns: DI-engine's own config and one flag."""
 
 from easydict import EasyDict
 

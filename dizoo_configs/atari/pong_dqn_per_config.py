@@ -1,4 +1,4 @@
-"""Pong, DQN with 3-step returns and prioritized replay: what differs from uniform sampling."""
+"""Pong, DQN with 3-step returns and prioritized replay: the differences from uniform sampling."""
 
 import copy
 
@@ -11,6 +11,6 @@ main_config, create_config = copy.deepcopy((uniform.main_config, uniform.create_
 main_config.exp_name = 'pong_dqn_per_seed0'
 main_config.policy.update(priority=True, priority_IS_weight=True)
 main_config.policy.other.replay_buffer.update(alpha=0.6, beta=0.4)
-# With the flag off: DI-engine's 'deque' has priorities of its own, which the policy's are not told to.
+# For runs with the flag off: DI-engine's 'deque' has its own priorities, which the policy's do not reach.
 create_config.replay_buffer = EasyDict(type='advanced')
 enable(main_config, create_config)

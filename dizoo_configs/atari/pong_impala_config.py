@@ -1,8 +1,8 @@
 """
-Pong, IMPALA: collectors feed a queue of trajectories, each of which is trained on at most ``max_use`` times.
-DI-engine's own config, and one flag.
+Pong, IMPALA: collectors feed a queue of trajectories, and the learner uses each at most ``max_use`` times.
+DI-engine's own config and one flag.
 
-An element is a trajectory of ``unroll_len`` steps, cut where it was collected; ``n_sample`` counts them.
+An element is a trajectory of ``unroll_len`` steps, cut by the collector. ``n_sample`` counts trajectories.
 """
 
 from easydict import EasyDict

@@ -1,4 +1,4 @@
-"""Pong, PPO off-policy: what differs from Qbert's."""
+"""Pong, PPO off-policy: the differences from Qbert's."""
 
 import copy
 

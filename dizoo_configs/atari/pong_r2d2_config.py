@@ -1,7 +1,7 @@
 """
-Pong, R2D2: stored recurrent state, burn-in, prioritized sequences. DI-engine's own config, and one flag.
+Pong, R2D2: stored recurrent state, burn-in, prioritized sequences. DI-engine's own config and one flag.
 
-An element is a sequence of ``burnin_step + learn_unroll_len`` steps, cut where it was collected.
+An element is a sequence of ``burnin_step + learn_unroll_len`` steps, cut by the collector.
 """
 
 from easydict import EasyDict
@@ -42,7 +42,7 @@ pong_r2d2_config = dict(
             target_update_theta=0.001,
         ),
         collect=dict(
-            # In sequences.
+            # Number of sequences.
             n_sample=32,
             traj_len_inf=True,
             env_num=collector_env_num,

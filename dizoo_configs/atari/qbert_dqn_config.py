@@ -1,4 +1,4 @@
-"""Qbert, DQN with 3-step returns: what differs from Pong's."""
+"""Qbert, DQN with 3-step returns: the differences from Pong's."""
 
 import copy
 

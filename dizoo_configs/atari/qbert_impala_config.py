@@ -1,4 +1,4 @@
-"""Qbert, IMPALA: what differs from Pong's."""
+"""Qbert, IMPALA: the differences from Pong's."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Qbert, PPO off-policy: a step is trained on at most ``max_use`` times. DI-engine's own config, and one flag."""
+"""Qbert, PPO off-policy: the learner uses a step at most ``max_use`` times. DI-engine's own config and one flag."""
 
 from easydict import EasyDict
 

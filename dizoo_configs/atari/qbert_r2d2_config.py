@@ -1,4 +1,4 @@
-"""Qbert, R2D2: what differs from Pong's."""
+"""Qbert, R2D2: the differences from Pong's."""
 
 import copy
 

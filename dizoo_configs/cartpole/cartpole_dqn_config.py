@@ -1,4 +1,4 @@
-"""CartPole DQN: DI-engine's own config, and one flag."""
+"""CartPole DQN: DI-engine's own config and one flag."""
 
 from easydict import EasyDict
 

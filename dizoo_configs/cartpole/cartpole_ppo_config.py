@@ -1,4 +1,4 @@
-"""CartPole PPO, on-policy: DI-engine's own config, and one flag. Nothing is replayed: the store carries experience."""
+"""CartPole PPO, on-policy: DI-engine's own config and one flag. It has no replay: the store carries experience."""
 
 from easydict import EasyDict
 

@@ -1,36 +1,36 @@
 """
 # CartPole PPO (on-policy) through the store
 
-One process (`--help` lists the options, for all that follows too):
+One process (`--help` lists the options of all commands below):
 
 > python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
-The same, started by DI-engine:
+The same, with processes that DI-engine starts:
 
 > ditask --package . --main dizoo_configs.cartpole.cartpole_ppo_main.main --parallel-workers 4 --topology mesh
 
-Another collector for a running job on this machine; a job that DI-engine started has the run `cartpole_ppo_seed0`, by its
-exp_name, and needs `--run cartpole_ppo_seed0`:
+Another collector for a running job on this machine. A job that DI-engine started takes its run's
+name from exp_name, so add `--run cartpole_ppo_seed0`:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
-come before it with `join --wait`):
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others. With `join --wait` these may start first:
 
 > ding-store run --store redis://learner-host:6379 --run cartpole_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 > ding-store join --store redis://learner-host:6379 --run cartpole_ppo --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
-With `--checkpoint` at the end of these commands a learner that is killed goes on from its last checkpoint, and so does
-the same command after everything was killed. It has no replay to keep: what it was training on when it was killed comes
-once more.
+With `--checkpoint` at the end of these commands, a learner that crashes resumes from its last checkpoint. If all
+processes were killed, run the same command again to resume. The learner has no replay to keep: it receives the data of
+its last iteration again.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
 
-Stock, too, in processes that DI-engine starts:
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py --stock --parallel-workers 4
 """  # noqa: E501

@@ -1,9 +1,9 @@
 """
-GoBigger DQN, 4 teams of 3 players, and one flag. In the config pipeline:
+GoBigger DQN with 4 teams of 3 players, and one flag. Run it in the config pipeline:
 
 > ding -m serial -c dizoo_configs/gobigger/gobigger_dqn_config.py -s 0
 
-Processes of their own are the task pipeline's: gobigger_dqn_main.py.
+For several processes, use the task pipeline: gobigger_dqn_main.py.
 """
 
 from easydict import EasyDict
@@ -17,7 +17,7 @@ gobigger_dqn_config = dict(
         collector_env_num=4,
         evaluator_env_num=4,
         n_evaluator_episode=20,
-        # The growth of the logarithm of a score; there is no end to it.
+        # Returns are the growth of the logarithm of a score, which has no upper limit.
         stop_value=1e10,
         team_num=4,
         player_num_per_team=3,
@@ -44,7 +44,7 @@ gobigger_dqn_config = dict(
             batch_size=64,
             learning_rate=0.0005,
             target_update_freq=200,
-            # The end of the match is a limit of time.
+            # A match ends by a time limit, which is not terminal.
             ignore_done=True,
         ),
         collect=dict(n_sample=64, unroll_len=1),
@@ -66,7 +66,7 @@ create_config = EasyDict(
         env=dict(type='gobigger', import_names=['dizoo_configs.gobigger.gobigger_env']),
         env_manager=dict(type='base'),
         policy=dict(type='gobigger_dqn', import_names=['dizoo_configs.gobigger.gobigger_policy']),
-        # With the flag off: DI-engine's 'deque' has priorities of its own, which the policy's are not told to.
+        # For runs with the flag off: DI-engine's 'deque' has its own priorities, which the policy's do not reach.
         replay_buffer=dict(type='advanced'),
     )
 )

@@ -1,11 +1,11 @@
 """
 # GoBigger DQN through the store
 
-Needs the extra `gobigger`. One process (`--help` lists the options, for all that follows too):
+Install the extra: `scripts/setup.sh --extra gobigger`. One process (`--help` lists the options of all commands below):
 
 > python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
@@ -13,19 +13,19 @@ Another collector for a running job on this machine:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
-come before it with `join --wait`):
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others. With `join --wait` these may start first:
 
 > ding-store run --store redis://learner-host:6379 --run gobigger --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 > ding-store join --store redis://learner-host:6379 --run gobigger --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
-With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
-everything was killed.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
+command again to resume.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, with its own
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, with its own
 prioritized replay.
 
-Stock, too, in processes that DI-engine starts:
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501

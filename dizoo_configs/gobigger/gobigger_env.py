@@ -21,19 +21,19 @@ Observation = Dict[str, Any]
 
 DIRECTIONS = 8
 ACTIONS = 2 * DIRECTIONS
-SPLIT = 2  # in the game's words: 0 moves, 1 ejects a spore, 2 splits
+SPLIT = 2  # the game's actions: 0 moves, 1 ejects a spore, 2 splits
 
-#: Kind of ball -> how many of them are seen, and the features of each: position relative to the middle of the view,
-#: radius, score; velocity, where they have one; whether a clone is of the own team.
+#: Kind of ball -> maximum number in an observation, and features of each: position relative to the middle of the view,
+#: radius, score. Some have a velocity. A clone also has a flag for the own team.
 BALLS = {'food': (224, 4), 'thorns': (16, 6), 'spore': (32, 6), 'other': (32, 7)}
 CLONES = (16, 6)
-#: From each own clone to each of the balls: position, and how much larger the clone is.
+#: Features of the relation of an own clone to a ball: position, and how much larger the clone is.
 RELATION = 3
 
 
 @contextlib.contextmanager
 def without_windows() -> Iterator[None]:
-    """The game imports its player of recordings, and that tkinter, which not every Python has (Debian's has not)."""
+    """Make the game importable without tkinter. Its player of recordings imports that, and Debian's Python lacks it."""
     try:
         import tkinter.filedialog  # noqa: F401
     except ModuleNotFoundError:
@@ -59,16 +59,16 @@ class GoBiggerEnv(BaseEnv):
     """
     Overview:
         A match of GoBigger. The policy's action is one of 16 for each of its P players: move in one of 8 directions, or
-        split in it. The number of balls in view varies: they are sorted by distance and padded with zeros, ``count``
-        says how many there are.
+        split in it. The number of balls in view varies: they are sorted by distance and padded with zeros. ``count``
+        has their number.
     Arguments:
-        - cfg.team_num, cfg.player_num_per_team (:obj:`int`): Teams and players; the policy's is the first team.
+        - cfg.team_num, cfg.player_num_per_team (:obj:`int`): Teams and players. The policy's team is the first.
         - cfg.match_frames, cfg.frame_skip (:obj:`int`): Frames of a match (20 make a second), and of an action.
-        - cfg.reward_scale (:obj:`float`): Rewards are times this. Without, a step has about 0.01: little beside what a
-          new network says.
-        - cfg.reward_clip (:obj:`Optional[float]`): Rewards are cut to so much in either direction, as Mnih et al.
-          (2015) do: to be eaten costs a hundred times what a step brings.
-        - cfg.bot_level (:obj:`int`): 1 to 3: eats what is nearest; prefers thorns; flees and splits, too.
+        - cfg.reward_scale (:obj:`float`): Factor of the rewards. Without it, a step has about 0.01, which is small
+          compared with the outputs of a new network.
+        - cfg.reward_clip (:obj:`Optional[float]`): Bound of the rewards in both directions, as in Mnih et al. (2015):
+          being eaten costs a hundred times what a step earns.
+        - cfg.bot_level (:obj:`int`): 1: eats the nearest. 2: prefers thorns. 3: also flees and splits.
     Shapes:
         - obs: scalar ``(P, 7 + teams)``, clone ``(P, 16, 6)``, food ``(P, 224, 4)``, thorns ``(P, 16, 6)``, spore
           ``(P, 32, 6)``, other ``(P, 32, 7)``, relation of each of the last four ``(P, 16, N, 3)``, count of these and
@@ -77,7 +77,7 @@ class GoBiggerEnv(BaseEnv):
         - reward (:obj:`np.ndarray`): ``(P, 1)``, growth of the logarithm of a player's score, scaled and cut;
           ``info['eval_episode_return']`` (1,) is that growth over the match, the mean over the players.
     Raises:
-        - ModuleNotFoundError: At the first reset, without the extra, with the line that installs it.
+        - ModuleNotFoundError: At the first reset, if the extra is missing. The text has the command that installs it.
     """
 
     config = dict(
@@ -106,7 +106,9 @@ class GoBiggerEnv(BaseEnv):
         self._server: Any = None
 
     def seed(self, seed: int, dynamic_seed: bool = True) -> None:
-        """With ``dynamic_seed`` every match is another one, else each is the same; both reproducibly."""
+        """
+        Seed the matches. With ``dynamic_seed`` every match differs, otherwise all are the same. Both are reproducible.
+        """
         self._seed, self._dynamic = seed, dynamic_seed
         self._random = np.random.RandomState(seed)
 
@@ -163,12 +165,12 @@ class GoBiggerEnv(BaseEnv):
             BotAgent = need('gobigger.agents', 'gobigger').BotAgent
         cfg = self._cfg
         seed = int(self._random.randint(2**31)) if self._dynamic else self._seed
-        # A server's parts share the generator that they are made with: another seed takes another server (12 ms).
+        # A server's parts share the generator that they are made with, so another seed needs another server (12 ms).
         settings = dict(
             team_num=cfg.team_num, player_num_per_team=cfg.player_num_per_team, frame_limit=cfg.match_frames
         )
         server = Server(settings, seed=seed)
-        # The game draws some directions, and its bots all chances, from Python's own generator.
+        # The game draws some directions, and its bots all random choices, from Python's own generator.
         random.seed(seed)
         server.reset()
         players = range(len(self._players), cfg.team_num * cfg.player_num_per_team)
@@ -176,7 +178,7 @@ class GoBiggerEnv(BaseEnv):
         return server
 
     def _look(self) -> np.ndarray:
-        """Remember what is seen now; the logarithms of the players' scores, shape (P,)."""
+        """Read the game's state. Return the logarithms of the players' scores, shape (P,)."""
         self._world, self._states, _ = self._server.obs()
         return np.log([self._states[player]['score'] for player in self._players])
 
@@ -193,7 +195,7 @@ class GoBiggerEnv(BaseEnv):
         is_own = clones[:, -2] == player
         is_ally = (clones[:, -1:] == state['team_name']).astype(np.float32)
         balls['other'] = np.concatenate([clones[:, :6], is_ally], axis=1)[~is_own]
-        # Largest first, as the others come nearest first.
+        # Largest first. The other kinds are sorted by distance.
         own = clones[is_own][:, :6]
         own = own[np.argsort(-own[:, 2], kind='stable')][: CLONES[0]]
         obs: Observation = {
@@ -223,7 +225,7 @@ class GoBiggerEnv(BaseEnv):
 
 
 def order(action: int) -> List[float]:
-    """The game's action: direction (x, y) and what to do."""
+    """Return the game's action: direction (x, y) and what to do."""
     angle = 2 * np.pi * (action % DIRECTIONS) / DIRECTIONS
     return [np.cos(angle), np.sin(angle), SPLIT if action >= DIRECTIONS else 0]
 
@@ -233,7 +235,7 @@ def _array(balls: List[Any]) -> np.ndarray:
 
 
 def _features(balls: np.ndarray, middle: np.ndarray, reach: float) -> np.ndarray:
-    """Positions, radius, score and velocity (if any) to the scale of a network."""
+    """Scale positions, radius, score and velocity (if any) for a network."""
     balls = balls.copy()
     balls[:, :2] = (balls[:, :2] - middle) / reach
     balls[:, 2] /= reach
@@ -243,7 +245,7 @@ def _features(balls: np.ndarray, middle: np.ndarray, reach: float) -> np.ndarray
 
 
 def _relation(own: np.ndarray, balls: np.ndarray, reach: float, most: int) -> np.ndarray:
-    """Of each own clone to each ball, shape (16, most, 3)."""
+    """Return the relation of each own clone to each ball, shape (16, most, 3)."""
     relation = np.zeros((CLONES[0], most, RELATION), np.float32)
     part = relation[: len(own), : len(balls)]
     part[..., :2] = (balls[None, :, :2] - own[:, None, :2]) / reach

@@ -1,4 +1,4 @@
-"""The network of Q-values for GoBigger's structured observations."""
+"""Q-network for GoBigger's structured observations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from dizoo_configs.gobigger.gobigger_env import BALLS, CLONES, RELATION, num_sca
 class GoBiggerDQN(nn.Module):
     """
     Overview:
-        Each ball is encoded, and a player sees the mean and the maximum over what is there of each kind, the nearest of
-        each kind as they are, and itself: one vector, from which its Q-values are made. All players share the network.
+        Q-network that all players share. It encodes each ball. A player's vector has the mean and the maximum over
+        each kind's encodings, the nearest balls of each kind unencoded, and the player itself.
     Arguments:
         - team_num (:obj:`int`): Teams of the match.
-        - action_shape (:obj:`int`): Actions of a player.
+        - action_shape (:obj:`int`): Number of actions of a player.
         - encoder_hidden_size_list (:obj:`Sequence[int]`): Widths of the layers from that vector to the Q-values.
         - ball_hidden_size (:obj:`int`): Width of a ball's encoding.
-        - num_nearest (:obj:`int`): Balls of each kind that are seen one by one.
+        - num_nearest (:obj:`int`): Number of balls of each kind that enter unencoded.
     Shapes:
-        - obs: As of GoBiggerEnv, with a batch dimension before all others.
+        - obs: As in GoBiggerEnv, with a batch dimension in front.
         - logit (:obj:`torch.Tensor`): ``(B, P, action_shape)``.
     """
 
@@ -52,14 +52,15 @@ class GoBiggerDQN(nn.Module):
 
     def forward(self, obs: Dict[str, Any]) -> Dict[str, Tensor]:
         count = obs['count']
-        # What a clone is among: the mean of its relation to what is there of each kind.
+        # The surroundings of a clone: the mean of its relations to the balls of each kind.
         among = [obs['relation'][kind].sum(-2) / count[kind].clamp(min=1)[..., None, None] for kind in BALLS]
         balls = {kind: obs[kind] for kind in BALLS}
         balls['clone'] = torch.cat([obs['clone'], *among], dim=-1)
         parts = [obs['scalar']]
         for kind, each in balls.items():
             is_there = torch.arange(each.shape[-2], device=each.device) < count[kind][..., None]
-            # Rectified, so that zero, which is what absent balls become, changes neither sum nor maximum.
+            # ReLU keeps encodings at or above zero, so that absent balls, which become zero, change neither sum nor
+            # maximum.
             encoded = self.encoders[kind](each) * is_there[..., None]
             parts += [encoded.sum(-2) / count[kind].clamp(min=1)[..., None], encoded.amax(-2)]
             parts.append(each[..., : self._num_nearest, :].flatten(-2))

@@ -1,4 +1,4 @@
-"""DQN of several players who act at once: what DI-engine's DQN lacks for it."""
+"""DQN for several players that act at once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class GoBiggerDQNPolicy(DQNPolicy):
     """
     Overview:
         DQNPolicy for actions ``(B, P)`` and rewards ``(B, P, 1)``. An element's priority is the mean over its players,
-        where DI-engine's would be a list; and elements say their discount, without which DI-engine does not
-        see that ``done`` (B,) is all players'.
+        not DI-engine's list. Elements hold their discount, because without it DI-engine does not apply ``done`` (B,) to
+        all players.
     """
 
     def _process_transition(self, obs: Any, policy_output: Any, timestep: Any) -> Dict[str, Any]:
@@ -26,7 +26,7 @@ class GoBiggerDQNPolicy(DQNPolicy):
         transition['value_gamma'] = torch.tensor(self._gamma**self._nstep)
         return transition
 
-    # Of its name and its making: ding_store sees that it takes one collated batch.
+    # Wrapped, so that ding_store still recognizes DQNPolicy's method, which takes one collated batch.
     @functools.wraps(DQNPolicy._forward_learn)
     def _forward_learn(self, data: Any) -> Dict[str, Any]:
         output = super()._forward_learn(data)
@@ -36,4 +36,4 @@ class GoBiggerDQNPolicy(DQNPolicy):
 
 @POLICY_REGISTRY.register('gobigger_dqn_command')
 class GoBiggerDQNCommandPolicy(GoBiggerDQNPolicy, EpsCommandModePolicy):
-    """The same in the config pipeline."""
+    """GoBiggerDQNPolicy for the config pipeline."""

@@ -1,4 +1,4 @@
-"""Hopper, SAC: DI-engine's own config, and one flag."""
+"""Hopper, SAC: DI-engine's own config and one flag."""
 
 from easydict import EasyDict
 

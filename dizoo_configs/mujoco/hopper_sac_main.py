@@ -1,20 +1,21 @@
 """
 # Hopper SAC through the store
 
-Needs the extra: `scripts/setup.sh --extra mujoco`. One process:
+Install the extra: `scripts/setup.sh --extra mujoco`. One process:
 
 > python3 -u dizoo_configs/mujoco/hopper_sac_main.py
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others:
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others:
 
 > ding-store run --store redis://learner-host:6379 --run hopper --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
 > ding-store join --store redis://learner-host:6379 --run hopper --role collector -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
 
-The same on one machine, started by DI-engine:
+One machine, with processes that DI-engine starts:
 
 > ditask --package . --main dizoo_configs.mujoco.hopper_sac_main.main --parallel-workers 4 --topology mesh
 
@@ -22,12 +23,12 @@ DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/mujoco/hopper_sac_config.py -s 0
 
-With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
-everything was killed.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
+command again to resume.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine.
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
 
-Stock, too, in processes that DI-engine starts:
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/mujoco/hopper_sac_main.py --stock --parallel-workers 4
 """  # noqa: E501

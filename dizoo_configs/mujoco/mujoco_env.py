@@ -15,7 +15,7 @@ from dizoo_configs.extras import need
 class ClassicGym(gym.Env):
     """
     Overview:
-        A gymnasium environment as one of gym 0.25: ``reset`` returns the observation alone, ``step`` four things.
+        A gymnasium environment with gym 0.25's interface: ``reset`` returns the observation, ``step`` four values.
     Arguments:
         - env_id (:obj:`str`): e.g. 'Hopper-v5'.
     """
@@ -49,7 +49,7 @@ class ClassicGym(gym.Env):
 
 
 def box(space: Any) -> gym.spaces.Box:
-    """gymnasium's space as gym's."""
+    """Return gymnasium's space as gym's."""
     return gym.spaces.Box(space.low, space.high, space.shape, space.dtype)
 
 
@@ -57,17 +57,17 @@ def box(space: Any) -> gym.spaces.Box:
 class MujocoEnv(StockMujocoEnv):
     """
     Overview:
-        DI-engine's MujocoEnv with its wrappers; only the task itself is gymnasium's, since gym 0.25's want mujoco-py or
-        models that MuJoCo 3 no longer reads. Hopper: observations (11,) float32, actions (3,) in [-1, 1].
+        DI-engine's MujocoEnv with its wrappers on gymnasium's task, because gym 0.25's tasks need mujoco-py or models
+        that MuJoCo 3 cannot read. Hopper: observations (11,) float32, actions (3,) in [-1, 1].
     Arguments:
         - cfg (:obj:`EasyDict`): ``env_id``, e.g. 'Hopper-v5'.
     Raises:
-        - ModuleNotFoundError: The extra ``mujoco`` is not installed; with the line that installs it.
+        - ModuleNotFoundError: The extra ``mujoco`` is not installed. The text has the command that installs it.
     """
 
     def __init__(self, cfg: Any) -> None:
         need('mujoco', 'mujoco')
-        need('imageio', 'mujoco')  # what gym and gymnasium import for pictures that nobody asked for
+        need('imageio', 'mujoco')  # gym and gymnasium import it even without rendering
         super().__init__(cfg)
 
     def _make_env(self) -> gym.Env:

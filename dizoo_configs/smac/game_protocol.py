@@ -1,4 +1,4 @@
-"""Lets pysc2 4.0.0 be imported beside a current protobuf and on Python 3.11, neither of which it knows of."""
+"""Import of pysc2 4.0.0 with a current protobuf and on Python 3.11. It supports neither."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PACKAGE = 's2clientprotocol'
 def importable() -> Iterator[None]:
     """
     Overview:
-        While this is open, pysc2 and s2clientprotocol can be imported. The messages of s2clientprotocol were generated
-        in a way that protobuf refuses since 4.0: they are made here from the descriptors in the same files, so that no
-        older protobuf has to be installed. pysc2 shuffles with two arguments, of which Python 3.11 takes one.
+        Make pysc2 and s2clientprotocol importable inside the block. protobuf refuses s2clientprotocol's generated
+        messages since 4.0. They are built here from the descriptors in the same files, so that no older protobuf is
+        needed. pysc2 shuffles with two arguments, and Python 3.11 accepts one.
     """
     finder, shuffle = _Finder(), random.shuffle
     sys.meta_path.insert(0, finder)
@@ -48,7 +48,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Messages(importlib.abc.Loader):
-    """Makes a module of messages from the serialized descriptor in its generated source."""
+    """Loader that builds a module of messages from the serialized descriptor in its generated source."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,4 +72,4 @@ def _serialized(source: str) -> bytes:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == 'serialized_pb' and isinstance(node.value, ast.Call):
             return ast.literal_eval(node.value.args[0]).encode('latin1')
-    raise ImportError(f'no serialized descriptor in what {PACKAGE} generated: is it a new version?')
+    raise ImportError(f'no serialized descriptor in the generated source of {PACKAGE}: is it a new version?')

@@ -1,4 +1,4 @@
-"""What DI-engine 0.5.3 lacks for SMAC: a MASAC model that its policy can call, QMIX in the task pipeline."""
+"""Fixes for SMAC in DI-engine 0.5.3: a MASAC model that its policy can call, and QMIX in the task pipeline."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ State = Dict[str, torch.Tensor]
 class SMACMAQAC(DiscreteMAQAC):
     """
     Overview:
-        DiscreteMAQAC that takes the bare observation. DI-engine's looks for ``inputs['obs']``, which DiscreteSACPolicy
-        does not give it (``KeyError: 'obs'`` at the first forward), so stock MASAC does not run.
+        DiscreteMAQAC that takes the bare observation. DI-engine's reads ``inputs['obs']``, which DiscreteSACPolicy does
+        not pass. Plain DI-engine's MASAC fails at its first forward (``KeyError: 'obs'``).
     """
 
     def forward(self, inputs: Dict[str, Any], mode: str) -> Dict[str, Any]:
@@ -29,10 +29,9 @@ class SMACMAQAC(DiscreteMAQAC):
 class TaskQMIXPolicy(QMIXPolicy):
     """
     Overview:
-        QMIXPolicy whose transitions are trees of tensors, as the collectors of the task pipeline demand. DI-engine's
-        hold the recurrent state as a list with one entry per agent, None in an episode's first step, which no
-        treetensor can be made of. Here it is ``{'h': (A, 1, 1, H), 'c': (A, 1, 1, H)}``, zero in the first step: what
-        the network makes of None.
+        QMIXPolicy whose transitions are trees of tensors, as the task pipeline's collectors require. DI-engine's hold
+        the recurrent state as a list with one entry per agent, None in an episode's first step, which treetensor cannot
+        hold. Here it is ``{'h': (A, 1, 1, H), 'c': (A, 1, 1, H)}``, zero in the first step, as the network reads None.
     """
 
     def _process_transition(self, obs: Any, policy_output: Dict[str, Any], timestep: Any) -> Dict[str, Any]:
@@ -46,7 +45,7 @@ class TaskQMIXPolicy(QMIXPolicy):
 
     def _data_preprocess_learn(self, data: List[Any]) -> Dict[str, Any]:
         batch = timestep_collate(data)
-        # The first two steps' states are all that is looked at.
+        # Only the states of the first two steps are used.
         batch['prev_state'] = [[_per_agent(state) for state in step] for step in batch['prev_state'][:2]]
         if self._cuda:
             batch = to_device(batch, self._device)

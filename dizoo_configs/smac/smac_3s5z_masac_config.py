@@ -1,10 +1,11 @@
 """
-SMAC 3s5z MASAC in StarCraft II: DI-engine's own config with a model that its policy can call, and one flag. In the
-config pipeline:
+SMAC 3s5z MASAC in StarCraft II: DI-engine's own config with a model that its policy can call, and one flag.
+
+Run it in the config pipeline:
 
 > ding -m serial -c dizoo_configs/smac/smac_3s5z_masac_config.py -s 0
 
-The same on SMAX is smax_3s5z_masac_config.py. Processes of their own are the task pipeline's: smac_3s5z_masac_main.py.
+For SMAX, use smax_3s5z_masac_config.py. For several processes, use the task pipeline: smac_3s5z_masac_main.py.
 """
 
 from easydict import EasyDict
@@ -23,7 +24,7 @@ smac_3s5z_masac_config = dict(
         collector_env_num=8,
         evaluator_env_num=8,
         n_evaluator_episode=32,
-        # Of the battles that are won.
+        # Share of the battles that are won.
         stop_value=0.99,
         death_mask=True,
         special_global_state=True,

@@ -1,15 +1,15 @@
 """
 # SMAC 3s5z MASAC through the store
 
-In StarCraft II (the extra `smac`, and the game: see starcraft_env.py). One process; `--help` lists the options:
+In StarCraft II, with the extra `smac` and the game (see starcraft_env.py). One process (`--help` lists the options):
 
 > python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 
-On SMAX, with the extra `smax` and nothing else; what follows takes `--config smax_3s5z_masac`, too:
+On SMAX, with only the extra `smax`. All commands below also take `--config smax_3s5z_masac`:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py --config smax_3s5z_masac
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 
@@ -17,19 +17,19 @@ Another collector for a running job on this machine:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
-come before it with `join --wait`):
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others. With `join --wait` these may start first:
 
 > ding-store run --store redis://learner-host:6379 --run smac_masac --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 > ding-store join --store redis://learner-host:6379 --run smac_masac --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 
-With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
-everything was killed.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
+command again to resume.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the model,
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, except for the model,
 which its policy can call (policies.py).
 
-Stock, too, in processes that DI-engine starts:
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py --stock --parallel-workers 4
 """  # noqa: E501

@@ -1,9 +1,9 @@
 """
-SMAC 3s5z QMIX in StarCraft II: DI-engine's own config, and one flag. In the config pipeline:
+SMAC 3s5z QMIX in StarCraft II: DI-engine's own config and one flag. Run it in the config pipeline:
 
 > ding -m serial -c dizoo_configs/smac/smac_3s5z_qmix_config.py -s 0
 
-The same on SMAX is smax_3s5z_qmix_config.py. Processes of their own are the task pipeline's: smac_3s5z_qmix_main.py.
+For SMAX, use smax_3s5z_qmix_config.py. For several processes, use the task pipeline: smac_3s5z_qmix_main.py.
 """
 
 from easydict import EasyDict
@@ -22,7 +22,7 @@ smac_3s5z_qmix_config = dict(
         collector_env_num=8,
         evaluator_env_num=8,
         n_evaluator_episode=32,
-        # Of the battles that are won.
+        # Share of the battles that are won.
         stop_value=0.99,
         manager=dict(shared_memory=False, reset_timeout=6000),
     ),

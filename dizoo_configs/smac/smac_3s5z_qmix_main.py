@@ -1,15 +1,15 @@
 """
 # SMAC 3s5z QMIX through the store
 
-In StarCraft II (the extra `smac`, and the game: see starcraft_env.py). One process; `--help` lists the options:
+In StarCraft II, with the extra `smac` and the game (see starcraft_env.py). One process (`--help` lists the options):
 
 > python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 
-On SMAX, with the extra `smax` and nothing else; what follows takes `--config smax_3s5z_qmix`, too:
+On SMAX, with only the extra `smax`. All commands below also take `--config smax_3s5z_qmix`:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py --config smax_3s5z_qmix
 
-One machine, one learner, one evaluator and two collectors as processes of their own:
+One machine, with one learner, one evaluator and two collectors as separate processes:
 
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 
@@ -17,20 +17,20 @@ Another collector for a running job on this machine:
 
 > ding-store join --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 
-Several machines: a Redis that all reach, the first command on the learner's, the second on each of the others (which may
-come before it with `join --wait`):
+Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
+on each of the others. With `join --wait` these may start first:
 
 > ding-store run --store redis://learner-host:6379 --run smac_qmix --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 > ding-store join --store redis://learner-host:6379 --run smac_qmix --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py
 
-With `--checkpoint` a learner that is killed goes on from its last checkpoint, and so does the same command after
-everything was killed.
+With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
+command again to resume.
 
-The flag is `main_config.store`; with `enable=False`, or `--stock`, this is stock DI-engine, but for the policy,
-whose transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps: collectors
-cut them, so that what travels is what is replayed.
+The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, except for the policy:
+its transitions are trees of tensors (policies.py). An element is a sequence of `collect.unroll_len` steps. Collectors
+cut the sequences, so that entries hold what the learner replays.
 
-Stock, too, in processes that DI-engine starts:
+Plain DI-engine, with processes that it starts itself:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_qmix_main.py --stock --parallel-workers 4
 """  # noqa: E501
@@ -80,7 +80,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(StepCollector(cfg, policy.collect_mode, collector_env))
         task.use(Unroller(cfg.policy.collect.unroll_len))
         task.use(parts.data_pusher(cfg, buffer_))
-        # DI-engine's fetcher would make sequences of steps: here the elements are sequences already.
+        # DI-engine's fetcher would group steps to sequences. Here the elements are sequences already.
         of_sequences = copy.deepcopy(cfg)
         of_sequences.policy.collect.unroll_len = 1
         task.use(parts.OffPolicyLearner(of_sequences, policy.learn_mode, buffer_))

@@ -1,6 +1,7 @@
 """
-MASAC on SMAX's 3s5z: smac_3s5z_masac_config.py, with the battle replaced. Its results are SMAX's, not SMAC's. In the
-config pipeline:
+MASAC on SMAX's 3s5z: smac_3s5z_masac_config.py with another battle. Its results are SMAX's, not SMAC's.
+
+Run it in the config pipeline:
 
 > ding -m serial -c dizoo_configs/smac/smax_3s5z_masac_config.py -s 0
 """

@@ -1,6 +1,8 @@
 """
-SMAX: JaxMARL's battles in the manner of SMAC, for machines without StarCraft II. Units, health and weapons are those of
-the game, its physics and its opponent (a heuristic) are not: results are SMAX results, not SMAC results.
+SMAX: JaxMARL's battles in the manner of SMAC, for machines without StarCraft II.
+
+Units, health and weapons are those of the game. Physics and the opponent (a heuristic) differ, so results are SMAX
+results, not SMAC results.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ Observation = Dict[str, np.ndarray]
 
 
 class Sizes(NamedTuple):
-    """Agents, features of an agent's observation and of the state, actions. Known without JAX: see SMAXEnv."""
+    """Numbers of agents, observation features, state features and actions. Constants, because JAX is imported late."""
 
     agents: int
     obs: int
@@ -40,22 +42,22 @@ SIZES = {'3m': Sizes(3, 75, 72, 8), '2s3z': Sizes(5, 127, 120, 10), '3s5z': Size
 class SMAXEnv(BaseEnv):
     """
     Overview:
-        A battle of SMAX with the interface of dizoo's SMACEnv. JAX starts threads that a fork does not survive, so it
-        is imported at the first reset: a subprocess env manager may make envs before it forks its workers.
+        A battle of SMAX with the interface of dizoo's SMACEnv. JAX is imported at the first reset: it starts threads
+        that a fork does not survive, and a subprocess env manager may make envs before it forks its workers.
     Arguments:
         - cfg.map_name (:obj:`str`): One of ``SIZES``.
-        - cfg.special_global_state (:obj:`bool`): Whether each agent has a global state of its own, as MASAC wants it:
-          the state and which agent it is.
+        - cfg.special_global_state (:obj:`bool`): True to give each agent its own global state, for MASAC: the state
+          and the agent's one-hot index.
     Shapes (3s5z, A=8 agents):
         - agent_state (:obj:`np.ndarray`): ``(A, 205)``.
         - global_state (:obj:`np.ndarray`): ``(192,)``, with ``special_global_state`` ``(A, 200)``.
         - action_mask (:obj:`np.ndarray`): ``(A, 13)``.
         - action (:obj:`np.ndarray`): ``(A,)``, int64.
-        - reward (:obj:`np.ndarray`): ``(1,)``, the share of the enemies' health that was taken, and 1 for the victory;
+        - reward (:obj:`np.ndarray`): ``(1,)``, the share of the enemies' health that was taken, and 1 for the victory.
           ``info['eval_episode_return']`` is 1 for a battle that was won.
     Raises:
-        - ValueError: The map is not known.
-        - ModuleNotFoundError: At the first reset, without the extra `smax`, with the line that installs it.
+        - ValueError: The map is unknown.
+        - ModuleNotFoundError: At the first reset, if the extra `smax` is missing. The text has the command for it.
     """
 
     config = dict(map_name='3s5z', special_global_state=False)
@@ -71,7 +73,9 @@ class SMAXEnv(BaseEnv):
         self._state: Any = None
 
     def seed(self, seed: int, dynamic_seed: bool = True) -> None:
-        """With ``dynamic_seed`` every battle is another one, else each is the same; both reproducibly."""
+        """
+        Seed the battles. With ``dynamic_seed`` every battle differs, otherwise all are the same. Both are reproducible.
+        """
         self._random = np.random.RandomState(seed)
         self._fixed = None if dynamic_seed else seed
 
@@ -114,7 +118,7 @@ class SMAXEnv(BaseEnv):
         return self._random.randint(0, 2**32, size=2, dtype=np.uint32)
 
     def _observation(self, seen: Tuple[Any, Any, Any]) -> Observation:
-        # Copies: what JAX hands out is read-only.
+        # Copy, because JAX's arrays are read-only.
         agent, state, mask = (np.array(each, np.float32) for each in seen)
         if self._special:
             count = self._sizes.agents
@@ -134,15 +138,15 @@ class Battle(NamedTuple):
 
 @functools.cache
 def battle(map_name: str) -> Battle:
-    """The functions that all envs of this process share, since each compilation takes seconds."""
-    with redirect_stdout(io.StringIO()):  # the import says which of its submodules there are not
+    """Return the functions of a map. All envs of this process share them, because each compilation takes seconds."""
+    with redirect_stdout(io.StringIO()):  # the import prints its missing submodules
         need('jaxmarl', 'smax')
         from jaxmarl.environments.smax import map_name_to_scenario
         from jaxmarl.environments.smax.heuristic_enemy_smax_env import HeuristicEnemySMAX
     import jax
     import jax.numpy as jnp
 
-    # A battle of 16 units is too small for an accelerator, which the learner may need whole.
+    # A battle of 16 units is too small for an accelerator, and the learner may need the whole device.
     jax.config.update('jax_platforms', 'cpu')
     keep_compiled()
     game = HeuristicEnemySMAX(scenario=map_name_to_scenario(map_name))
@@ -157,7 +161,7 @@ def battle(map_name: str) -> Battle:
         return state, seen(state, obs)
 
     def step(key: Any, state: Any, action: Any) -> Tuple[Any, Any, Any, Any, Any]:
-        # Not ``game.step``, which resets by itself: the last observation would be that of the next battle.
+        # Do not use ``game.step``: it resets by itself, and returns the next battle's first observation at the end.
         obs, state, reward, done, _ = game.step_env(key, state, {n: action[i] for i, n in enumerate(names)})
         alive = state.state.unit_alive
         won = jnp.any(alive[: len(names)]) & ~jnp.any(alive[len(names) :])
@@ -168,8 +172,8 @@ def battle(map_name: str) -> Battle:
 
 def keep_compiled() -> None:
     """
-    What one process has compiled others of this user load, as long as the directory for temporary files keeps it: not a
-    home directory, which may be that of machines with other processors. Where JAX has a cache, that is the one.
+    Keep compiled code in the temporary directory for other processes of this user. A home directory may be shared by
+    machines with other processors. If JAX has a cache already, use that.
     """
     import jax
 
@@ -178,7 +182,7 @@ def keep_compiled() -> None:
     directory = os.path.join(tempfile.gettempdir(), f'ding-store-smax-{os.geteuid()}')
     try:
         own_directory(directory)
-    except OSError:  # of another user (ForeignFile), full, or read-only
+    except OSError:  # another user's (ForeignFile), full, or read-only
         return  # each process compiles for itself
     jax.config.update('jax_compilation_cache_dir', directory)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)

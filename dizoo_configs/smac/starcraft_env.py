@@ -1,7 +1,8 @@
 """
-SMAC in StarCraft II itself: dizoo's SMACEnv, as the task pipeline needs it. It takes the extra `smac` and the game,
-which no package index has: Blizzard's Linux package (4.10 is what SMAC's results were made with), unpacked to
-~/StarCraftII or where SC2PATH says. The maps come with DI-engine.
+SMAC in StarCraft II itself: dizoo's SMACEnv, adapted to the task pipeline.
+
+It needs the extra `smac` and the game, which no package index has. Unpack Blizzard's Linux package to ~/StarCraftII, or
+to the directory in SC2PATH. Version 4.10 is the one of SMAC's results. The maps come with DI-engine.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ Observation = Dict[str, np.ndarray]
 def game_class() -> type:
     """
     Overview:
-        dizoo's SMACEnv.
+        Return dizoo's SMACEnv.
     Raises:
-        - ModuleNotFoundError: The extra is not installed, with the line that installs it.
+        - ModuleNotFoundError: The extra is not installed. The text has the command that installs it.
     """
     with importable():
         need('pysc2', 'smac')
         from dizoo.smac.envs import smac_action
         from dizoo.smac.envs.smac_env import SMACEnv
-    # It says np.bool and np.int, which numpy has not had since 1.24.
+    # It uses np.bool and np.int, which numpy removed in 1.24.
     smac_action.np = SimpleNamespace(**{**vars(np), 'bool': np.bool_, 'int': np.int_})
     return SMACEnv
 
@@ -43,8 +44,8 @@ def game_directory() -> str:
 
 def no_game() -> FileNotFoundError:
     return FileNotFoundError(
-        f"no StarCraft II in {game_directory()}.\nUnpack Blizzard's Linux package (4.10) there, or say in SC2PATH "
-        'where it is.\nWithout the game there is SMAX (scripts/setup.sh --extra smax): the same command with --config '
+        f"no StarCraft II in {game_directory()}.\nUnpack Blizzard's Linux package (4.10) there, or set SC2PATH "
+        'to its directory.\nWithout the game, use SMAX (scripts/setup.sh --extra smax): the same command with --config '
         'smax_3s5z_qmix, or smax_3s5z_masac.'
     )
 
@@ -53,15 +54,15 @@ def no_game() -> FileNotFoundError:
 class StarCraftEnv(BaseEnv):
     """
     Overview:
-        A battle in StarCraft II. Observations, rewards and their meaning are those of dizoo's SMACEnv; here they are
-        float32, timesteps have the four fields that DI-engine's new env managers unpack, and importing this module
-        needs neither the extra nor the game.
+        A battle in StarCraft II. Observations, rewards and their meaning are those of dizoo's SMACEnv, but float32.
+        Timesteps have the four fields that DI-engine's new env managers unpack. Importing this module needs neither the
+        extra nor the game.
     Shapes (3s5z, A=8 agents):
         - agent_state (:obj:`np.ndarray`): ``(A, 150)``.
         - global_state (:obj:`np.ndarray`): ``(216,)``, with ``special_global_state`` ``(A, 295)``.
         - action_mask (:obj:`np.ndarray`): ``(A, 14)``.
         - action (:obj:`np.ndarray`): ``(A,)``, int64.
-        - reward (:obj:`np.ndarray`): ``(1,)``; ``info['eval_episode_return']`` is 1 for a battle that was won.
+        - reward (:obj:`np.ndarray`): ``(1,)``. ``info['eval_episode_return']`` is 1 for a battle that was won.
     """
 
     def __init__(self, cfg: EasyDict) -> None:
@@ -71,10 +72,10 @@ class StarCraftEnv(BaseEnv):
     def need_game() -> None:
         """
         Overview:
-            Look for the game before anything is started that needs it: workers would fail one by one, at length.
+            Check that the game is there before processes start. Otherwise workers fail one by one, after long waits.
         Raises:
-            - ModuleNotFoundError: The extra is not installed, with the line that installs it.
-            - FileNotFoundError: The game is not there, with what to do about it.
+            - ModuleNotFoundError: The extra is not installed. The text has the command that installs it.
+            - FileNotFoundError: The game is missing. The text has the fix.
         """
         game_class()
         if not os.path.isdir(os.path.join(game_directory(), 'Versions')):
@@ -82,13 +83,15 @@ class StarCraftEnv(BaseEnv):
 
     @property
     def game(self) -> Any:
-        """dizoo's SMACEnv."""
+        """dizoo's SMACEnv inside."""
         return self._env
 
     def reset(self) -> Observation:
         """
+        Start a battle.
+
         Raises:
-            - FileNotFoundError: The game is not there, with what to do about it.
+            - FileNotFoundError: The game is missing. The text has the fix.
         """
         try:
             return as_float32(self._env.reset())
@@ -98,18 +101,18 @@ class StarCraftEnv(BaseEnv):
     def step(self, action: np.ndarray) -> BaseEnvTimestep:
         timestep = self._env.step(action)
         if timestep.info.get('abnormal', False):
-            # The game has crashed and was started again. The env manager resets an env that raised, if it may retry.
+            # The game crashed and was restarted. The env manager resets an env that raised, if retries are allowed.
             raise RuntimeError('StarCraft II ended in the middle of a battle; it was started again')
         info = dict(timestep.info, eval_episode_return=np.array([timestep.info['eval_episode_return']], np.float32))
         reward = np.asarray(timestep.reward, np.float32).reshape(1)
         return BaseEnvTimestep(as_float32(timestep.obs), reward, bool(timestep.done), info)
 
     def seed(self, seed: int, dynamic_seed: bool = True) -> None:
-        # The game takes a seed when it is launched, and goes on from there.
+        # The game takes a seed only at its launch, and continues its random sequence from there.
         self._env.seed(seed, dynamic_seed)
 
     def close(self) -> None:
-        # Before its first battle the game has not been launched, and pysc2 has nothing to close.
+        # Before its first battle the game is not launched, and pysc2 has nothing to close.
         if hasattr(self._env, '_controllers'):
             self._env.close()
 
@@ -130,5 +133,5 @@ class StarCraftEnv(BaseEnv):
 
 
 def as_float32(obs: Dict[str, Any]) -> Observation:
-    # SMACEnv gives float64; what is stored is what the network reads.
+    # SMACEnv gives float64. Store what the network reads.
     return {key: np.asarray(value, np.float32) for key, value in obs.items()}

@@ -46,7 +46,7 @@ def parsed(monkeypatch, *arguments, main=CARTPOLE):
         (['--set', 'env.manager.step_time_out=8'], "did you mean 'step_timeout'?"),
         (['--set', 'exp_nam=x'], "did you mean 'exp_name'?"),
         (['--set', 'store.enabled=false'], "did you mean 'enable'?"),
-        (['--stock', '--checkpoint'], '--checkpoint is of the store, and the flag is off'),
+        (['--stock', '--checkpoint'], '--checkpoint needs the store, and the flag is off'),
         (['--set', 'policy.cuda=maybe'], 'policy.cuda=maybe: must be true or false, as in the config (False)'),
         (['--set', 'policy.learn.batch_size=many'], 'must be a number, as in the config (64)'),
         (['--set', 'policy.collect.n_sample=null'], 'must be a number, as in the config (8)'),
