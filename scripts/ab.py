@@ -55,13 +55,13 @@ def flatten(figures: Any, path: str = '') -> Iterator[Tuple[str, float]]:
 
 
 def is_lower_better(name: str) -> bool:
-    """Whether a figure is a time or a size rather than a rate."""
+    """Return True if a figure is a time or a size rather than a rate."""
     leaf = name.rpartition('/')[2]
     return not re.search(r'per_s$', leaf) and bool(re.search(r'(_s|_ms|_us|seconds|bytes\w*)$', leaf)) or '/ms/' in name
 
 
 def interval(ratios: Sequence[float], seed: int = 0) -> Tuple[float, float]:
-    """The 95 % percentile bootstrap interval of the median of these ratios."""
+    """Return the 95 % percentile bootstrap interval of the median of these ratios."""
     values = np.asarray(ratios, float)
     picks = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
     low, high = np.percentile(np.median(values[picks], axis=1), [2.5, 97.5])
@@ -69,7 +69,7 @@ def interval(ratios: Sequence[float], seed: int = 0) -> Tuple[float, float]:
 
 
 def ratios_of(name: str, pairs: Sequence[Tuple[Dict[str, float], Dict[str, float]]]) -> List[float]:
-    """How many times as fast the second side is, per pair in which both sides have this figure."""
+    """Return the second side's speed relative to the first's, per pair in which both sides have this figure."""
     both = [(first[name], second[name]) for first, second in pairs if first.get(name) and second.get(name)]
     return [first / second if is_lower_better(name) else second / first for first, second in both]
 
@@ -96,7 +96,7 @@ def run(command: Sequence[str], place: Path) -> Dict[str, float]:
     with tempfile.TemporaryDirectory(prefix='ding-ab-') as directory:
         path = Path(directory) / 'figures.json'
         words = [word.replace('{json}', str(path)) for word in command]
-        # The commands of this interpreter. PYTHONPATH comes before its site-packages, so they import the checkout.
+        # Run the commands of this interpreter. PYTHONPATH precedes its site-packages, so they import the checkout.
         words[0] = shutil.which(words[0], path=os.path.dirname(sys.executable)) or words[0]
         env = dict(os.environ, PYTHONPATH=str(place))
         done = subprocess.run(words, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -111,10 +111,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('first', help='a commit, or . for the working tree')
     parser.add_argument('second', help='a commit, or . for the working tree')
-    parser.add_argument('--pairs', type=int, default=9, help='how many times both sides run (default: 9)')
-    parser.add_argument('--figures', default='', metavar='REGEX', help='which figures to compare (default: all)')
-    parser.add_argument('--json', metavar='FILE', help='write the ratios of every figure there')
-    parser.add_argument('command', nargs='+', help='after --; {json} is the path that it writes its figures to')
+    parser.add_argument('--pairs', type=int, default=9, help='number of runs of both sides (default: 9)')
+    parser.add_argument(
+        '--figures', default='', metavar='REGEX', help='pattern of the figures to compare (default: all)'
+    )
+    parser.add_argument('--json', metavar='FILE', help='write the ratios of all figures to FILE')
+    parser.add_argument('command', nargs='+', help='the command, after --. It writes its figures to {json}')
     given = parser.parse_args()
     if not any('{json}' in word for word in given.command):
         parser.error('the command has no {json}: it must write its figures to a file')

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """
-DI-engine's examples, dizoo's mains, a spread of its configs and the serial entries, each plain and on the store.
+DI-engine's examples, dizoo's mains, some of its configs and the serial entries, each plain and on the store.
 
-    python scripts/breadth.py                                # all cases; started again, it goes on where it was
-    python scripts/breadth.py --only 'example/*' --again     # those that fit, anew
+    python scripts/breadth.py                                # all cases; resumes if started again
+    python scripts/breadth.py --only 'example/*' --again     # cases that match, run again
     python scripts/breadth.py --list
-    python scripts/breadth.py --page docs/breadth.md         # only write the table of the results that there are
+    python scripts/breadth.py --page docs/breadth.md         # only write the table of the existing results
 
-Each case is shortened: it ends after a few training iterations, with small batches and two environments. Plain and on
-the store it runs in a process of its own, forked from one that has imported DI-engine, as the roles of `ding-store run`
-are. Results are kept in a JSON file. Verdicts:
+Each case is shortened: it ends after a few training iterations, with small batches and two environments. Each side runs
+in its own process, plain and on the store. The processes are forked from one that has imported DI-engine, like the
+roles of `ding-store run`. Results go to a JSON file. Verdicts:
 
     works                  it trains on both sides, and its replay is on the store, if it has one
     works, named           it trains on both sides, and `ding-store run` names what is not on the store
-    fails as plain does    for what the environment lacks, or what DI-engine itself cannot do
+    fails as plain does    a package is missing, or DI-engine itself cannot run it
     fails only on the store
-    silently plain         its replay is DI-engine's, and no line says so
+    silently plain         its replay is DI-engine's, and no line names it
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ WORKS, NAMED, AS_PLAIN, ONLY_STORE, SILENT = (
     'fails only on the store',
     'silently plain',
 )
-#: Entries whose reward models count on the numbers of their configs, which are left as they are.
+#: Entries that run with unchanged configs, because their reward models depend on the numbers.
 WHOLE = ('serial_pipeline_ngu', 'serial_pipeline_reward_model_offpolicy')
-#: How many training iterations a case has.
+#: Number of training iterations of a case.
 ITERATIONS = 3
 
 CARTPOLE, PENDULUM = 'classic_control.cartpole', 'classic_control.pendulum'
@@ -79,7 +79,7 @@ CONFIGS: Dict[str, List[str]] = {
         'box2d.lunarlander.config.lunarlander_dqn_config',
     ],
 }
-#: The other serial entries, with configs of DI-engine's own tests of them.
+#: The other serial entries, with configs from DI-engine's own tests.
 ENTRIES: Dict[str, List[str]] = {
     'serial_pipeline_onpolicy': [
         *(f'{CARTPOLE}.config.cartpole_{name}_config' for name in ('a2c', 'ppo', 'pg')),
@@ -96,7 +96,7 @@ ENTRIES: Dict[str, List[str]] = {
     'serial_pipeline_dqfd': [f'{CARTPOLE}.config.cartpole_dqfd_config'],
     'serial_pipeline_td3_vae': ['box2d.lunarlander.config.lunarlander_cont_td3_vae_config'],
 }
-#: Mains of dizoo that build a pipeline by hand.
+#: Mains of dizoo that build a pipeline in code.
 MAINS = [
     *(f'{CARTPOLE}.entry.cartpole_{name}_main' for name in 'dqn c51 fqf ppo_offpolicy ppg ppo'.split()),
     *(f'{PENDULUM}.entry.pendulum_{name}_main' for name in 'ddpg td3 d4pg ppo'.split()),
@@ -106,7 +106,7 @@ MAINS = [
 
 
 def cases() -> Iterator[str]:
-    """Names: ``example/MODULE``, ``main/MODULE``, ``ENTRY/MODULE``; found in the packages that are installed."""
+    """Yield names of cases: ``example/MODULE``, ``main/MODULE``, ``ENTRY/MODULE``, from the installed packages."""
     import ding.example
 
     for module in pkgutil.iter_modules(ding.example.__path__):
@@ -123,7 +123,7 @@ class Done(BaseException):
 
 
 def shorten(main: Any, create: Any = None) -> None:
-    """A config of dizoo, small: two environments in this process, small batches."""
+    """Make a config of dizoo small: two environments in this process, small batches."""
     policy = main.policy
     policy.cuda = False
     for key, most in (('collector_env_num', 2), ('evaluator_env_num', 1), ('n_evaluator_episode', 1)):
@@ -143,18 +143,18 @@ def shorten(main: Any, create: Any = None) -> None:
         if collect.get(key):
             collect[key] = min(collect[key], most)
     if 'collector_env_num' in policy.get('model', {}):
-        policy.model.collector_env_num = 2  # of NGU
+        policy.model.collector_env_num = 2  # read by NGU
     if create is not None and 'env_manager' in create:
         create.env_manager.type = 'base'
 
 
 def end_early(counts: Dict[str, int]) -> None:
-    """Have every pipeline end after some training iterations."""
+    """Make every pipeline end after some training iterations."""
     import ding.config.config
     from ding.framework.task import Task
     from ding.worker import BaseLearner
 
-    ding.config.config.save_config = lambda *args, **kwargs: None  # formatting it takes longer than all else
+    ding.config.config.save_config = lambda *args, **kwargs: None  # formatting the config takes longer than the rest
     train, run = BaseLearner.train, Task.run
 
     def train_some(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,7 +177,7 @@ def end_early(counts: Dict[str, int]) -> None:
 
 
 def count_plain_buffers(counts: Dict[str, int]) -> None:
-    """Note whether DI-engine's own buffers are made."""
+    """Count the instances of DI-engine's own buffers."""
     from ding.data.buffer.deque_buffer import DequeBuffer
     from ding.worker.replay_buffer import AdvancedReplayBuffer, NaiveReplayBuffer
 
@@ -192,7 +192,7 @@ def count_plain_buffers(counts: Dict[str, int]) -> None:
 
 
 def expert_of(main: Any, create: Any) -> str:
-    """A file with an untrained policy, for entries that collect an expert's data."""
+    """Write an untrained policy to a file, for entries that collect an expert's data. Return its path."""
     import copy
 
     import torch
@@ -244,7 +244,7 @@ def run_case(name: str) -> None:
 
 
 def child(name: str, is_store: bool, result: str) -> None:
-    """Run a case to its end in this process, and write what came of it."""
+    """Run a case until it ends in this process, and write its result."""
     counts = dict(trained=0, plain_buffers=0)
     error = ''
     try:
@@ -257,7 +257,7 @@ def child(name: str, is_store: bool, result: str) -> None:
         run_case(name)
     except Done:
         pass
-    except BaseException as e:  # noqa: BLE001 - whatever ends a case is its result
+    except BaseException as e:  # noqa: BLE001 - any exception is the case's result
         traceback.print_exc()
         error = f'{type(e).__name__}: {e}'.strip().splitlines()[0][:200]
     Path(result).write_text(json.dumps({**counts, 'error': error}))
@@ -288,11 +288,13 @@ def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[st
         is_over = bool(select.select([descriptor], [], [], limit_s)[0])
         os.close(descriptor)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # environments in processes of their own, too
+            os.killpg(pid, signal.SIGKILL)  # includes environments in other processes
         os.waitpid(pid, 0)
         said = used.summary().splitlines() if is_store else []
     file = directory / 'result.json'
-    made = json.loads(file.read_text()) if file.exists() else dict(trained=0, plain_buffers=0, error='its process died')
+    made = (
+        json.loads(file.read_text()) if file.exists() else dict(trained=0, plain_buffers=0, error='its process crashed')
+    )
     if not is_over:
         made['error'] = f'not over after {limit_s:g} s'
     shutil.rmtree(directory, ignore_errors=True)
@@ -324,7 +326,7 @@ def remark(plain: Dict[str, Any], store: Dict[str, Any]) -> str:
 
 
 def page(results: Dict[str, Any], command: str) -> str:
-    """The results as a Markdown table."""
+    """Return the results as a Markdown table."""
     git = ['git', '-C', str(ROOT)]
     commit = subprocess.run([*git, 'rev-parse', '--short', 'HEAD'], capture_output=True, text=True).stdout.strip()
     counts: Dict[str, int] = {}
@@ -360,14 +362,20 @@ def write_page(path: Path, table: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--only', metavar='NAME', action='append', help='cases that fit, e.g. example/dqn or main/*')
+    parser.add_argument(
+        '--only', metavar='NAME', action='append', help='run cases that match, e.g. example/dqn or main/*'
+    )
     parser.add_argument('--list', action='store_true', help='only list the cases')
     parser.add_argument(
         '--limit', metavar='S', type=float, default=180.0, help='seconds per case (default: %(default)g)'
     )
-    parser.add_argument('--results', metavar='FILE', default='breadth.json', help='default: %(default)s')
-    parser.add_argument('--again', action='store_true', help='run cases anew that the results have')
-    parser.add_argument('--logs', metavar='DIR', default='breadth_logs', help='default: %(default)s')
+    parser.add_argument(
+        '--results', metavar='FILE', default='breadth.json', help='file of the results (default: %(default)s)'
+    )
+    parser.add_argument('--again', action='store_true', help='run cases again that have results')
+    parser.add_argument(
+        '--logs', metavar='DIR', default='breadth_logs', help='directory of the logs (default: %(default)s)'
+    )
     parser.add_argument('--page', metavar='FILE', help='write the table into this page, and run nothing')
     options = parser.parse_args()
     file = Path(options.results)
@@ -385,7 +393,7 @@ def main() -> int:
     logs.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault('OMP_NUM_THREADS', '1')
     preload()
-    # Loops are compiled once for an installation: in no case's time.
+    # Compile the loops once for the installation, so that no case's time includes it.
     code = 'from ding_store.buffer.kernels.load import load_kernels; load_kernels()'
     subprocess.run([sys.executable, '-c', code], check=True)
 

@@ -1,9 +1,9 @@
 """
-CartPole DQN through the store, beside stock DI-engine: the job that scripts/run.sh runs, and the comparison over seeds.
+CartPole DQN through the store and in plain DI-engine: the job of scripts/run.sh, and the comparison over seeds.
 
     scripts/run.sh                                    one seed, progress, and the table
     python scripts/cartpole.py --seeds 0 1 2 3 4      interleaved over seeds: each, medians, maxima
-    python scripts/cartpole.py --seeds 0 --busy       the same with both cores kept busy by something else
+    python scripts/cartpole.py --seeds 0 --busy       the same with other load on all cores
 """
 
 import argparse
@@ -25,17 +25,19 @@ MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
 ROLES = 'learner=1,evaluator=1,collector=2'
 TIMEOUT_S = 600
 LOG = 'cartpole.log'
-TITLES = {'store': 'ding_store', 'serial': 'stock serial', 'parallel': 'stock ditask'}
+TITLES = {'store': 'ding_store', 'serial': 'DI-engine, serial', 'parallel': 'DI-engine, ditask'}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seeds', type=int, nargs='+', default=[0])
-    parser.add_argument('--no-compare', action='store_true', help='leave stock DI-engine out')
-    parser.add_argument('--no-parallel', action='store_true', help='compare with stock serial only, not with ditask')
-    parser.add_argument('--busy', action='store_true', help='keep every core busy with something else meanwhile')
-    parser.add_argument('--json', metavar='FILE', help='write all figures there, after each run')
-    parser.add_argument('--dir', default=str(ROOT / 'runs' / 'cartpole'), help='where runs leave their files')
+    parser.add_argument('--no-compare', action='store_true', help='leave out plain DI-engine')
+    parser.add_argument(
+        '--no-parallel', action='store_true', help="compare with DI-engine's serial mode only, not with ditask"
+    )
+    parser.add_argument('--busy', action='store_true', help='load every core with another process meanwhile')
+    parser.add_argument('--json', metavar='FILE', help='write all figures to FILE after each run')
+    parser.add_argument('--dir', default=str(ROOT / 'runs' / 'cartpole'), help='directory for the files of runs')
     options = parser.parse_args()
 
     kinds = ['store'] + ([] if options.no_compare else ['serial'])
@@ -60,7 +62,7 @@ def say(text: str) -> None:
 
 
 class Busy:
-    """One process per core that computes for as long as the comparison runs."""
+    """One process per core that computes as long as the comparison runs."""
 
     def __init__(self, on: bool) -> None:
         self._count = os.cpu_count() if on else 0
@@ -108,13 +110,14 @@ RUN = {'store': run_store, 'serial': run_serial, 'parallel': run_parallel}
 
 
 def timed(command: list, directory: Path, environment: dict, quiet: bool) -> tuple:
-    """Wall time and exit code of a command; a stock job's output is long: ``quiet`` has it in ``directory/LOG``."""
+    """Return wall time and exit code of a command. ``quiet`` writes its output, which may be long, to directory/LOG."""
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', **environment}
     log = directory / LOG
     begin = time.monotonic()
     with open(log, 'wb') as out:
         streams = {'stdout': out, 'stderr': out} if quiet else {}
-        # One that is shown hears Ctrl-C from the terminal, as we do; a quiet one from us, and its workers with it.
+        # A visible command receives Ctrl-C from the terminal, like this process. A quiet one has its own process
+        # group, and receives the signal from here, with its workers.
         process = subprocess.Popen(command, cwd=directory, env=environment, start_new_session=quiet, **streams)
         try:
             code = process.wait(TIMEOUT_S)
@@ -129,7 +132,7 @@ def timed(command: list, directory: Path, environment: dict, quiet: bool) -> tup
 
 
 def end(process: subprocess.Popen, number: int, with_group: bool) -> None:
-    """What is left of a command: ditask that is killed alone leaves its workers."""
+    """Signal what is left of a command. A ditask that is killed alone leaves its workers."""
     try:
         os.killpg(process.pid, number) if with_group else process.send_signal(number)
         process.wait(10)
@@ -182,7 +185,7 @@ def show(seeds: list, results: dict) -> None:
 
 
 def cells(runs: list, over: Callable) -> dict:
-    """A column of the table: ``over`` all runs, but nothing that is lost or fails may hide behind a median."""
+    """Return a column of the table: ``over`` all runs, but sums for losses and failures, which a median would hide."""
     made = {}
     for name, (title, form) in ROWS.items():
         known = [run[name] for run in runs if run[name] is not None and run[name] == run[name]]

@@ -1,15 +1,16 @@
-"""Random faults against a store of real processes: nothing lost, torn, doubled or out of order, and nobody hangs?
+"""Random faults against a store of real processes: checks that no entry is lost, torn, doubled or reordered, and nothing hangs.
 
     python scripts/chaos.py --seconds 120 --seed 7
 
-Writers append numbered entries, durable readers commit what they saw and their marks before they ack, and every second
-or so something is killed, stopped, cut or deleted. Exit status 1, and books and logs are kept, when books differ then.
+Writers append numbered entries. Durable readers commit what they read and their marks before they ack. About every
+second a process is killed or stopped, a connection cut, or a file deleted. If the records of writers and readers differ
+at the end, the exit status is 1, and the records and logs are kept.
 
-The server also goes back in time, in one life: it reloads an older file, or follows a lagging replica for a moment.
+The server also goes back in time within one generation: it reloads an older file, or follows a lagging replica.
 
-Left out is what the store does not cover: the server forgets nothing while a writer may not have heard of all readers,
-and goes back to no moment with other readers; until all is announced again no writer is killed, none comes. What only a
-killed writer had may be missing.
+Faults that the store does not cover are left out. The server keeps its memory while a writer may not have the list of
+all readers. It goes back only to moments with the same readers. After a loss, no writer is killed or started until all
+entries are announced again. Entries that only a killed writer had may be missing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from ding_store.storage.shared_memory.cache_root import root_in
 from ding_store.storage.shared_memory.host_cache import HostCache
 
 NEAR, FAR = 'near', 'far'  # directories of host caches
-PATIENCE_S = 15.0  # with a payload that only a killed writer had: the default would outlast most runs
+PATIENCE_S = 15.0  # wait for a payload that only a killed writer had; the default would outlast most runs
 HANG_S = 150.0  # no wait of any process may be longer
 
 
@@ -66,12 +67,16 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seconds', type=float, default=60.0, help='of faults (default: %(default)s)')
-    parser.add_argument('--seed', type=int, default=random.randrange(1 << 31), help='of faults and payloads')
-    parser.add_argument('--writers', type=int, default=3, help='alive at a time (default: %(default)s)')
-    parser.add_argument('--readers', type=int, default=2, help='from the beginning to the end (default: %(default)s)')
-    parser.add_argument('--faults', metavar='NAME,...', default=','.join(FAULTS), help='default: %(default)s')
-    parser.add_argument('--json', metavar='FILE', help='write the result there')
+    parser.add_argument('--seconds', type=float, default=60.0, help='seconds of faults (default: %(default)s)')
+    parser.add_argument('--seed', type=int, default=random.randrange(1 << 31), help='seed of faults and payloads')
+    parser.add_argument('--writers', type=int, default=3, help='writers at a time (default: %(default)s)')
+    parser.add_argument(
+        '--readers', type=int, default=2, help='readers from the beginning to the end (default: %(default)s)'
+    )
+    parser.add_argument(
+        '--faults', metavar='NAME,...', default=','.join(FAULTS), help='faults to choose from (default: %(default)s)'
+    )
+    parser.add_argument('--json', metavar='FILE', help='write the result to FILE')
     options = parser.parse_args()
     for name, least in (('seconds', 1), ('seed', 0), ('writers', 1), ('readers', 1)):
         if not least <= getattr(options, name) < 1 << 31:
@@ -91,7 +96,7 @@ def parse() -> argparse.Namespace:
 
 def live(options: argparse.Namespace, parent: int, name: str, target: Any, number: int, host: str) -> None:
     end_with(parent, signal.SIGKILL)
-    os.setsid()  # Ctrl-C is for who started us, and kills us.
+    os.setsid()  # Ctrl-C is for the parent, which then kills this process
     logging.basicConfig(filename=f'{options.directory}/{name}.log', level='INFO', format='%(asctime)s %(message)s')
     target(options, Books(options, name), number, host)
 
@@ -104,7 +109,7 @@ def serve(options: argparse.Namespace, *_: Any) -> None:
 
 
 def lag(options: argparse.Namespace, *_: Any) -> None:
-    """A replica of the server, but for most of the time."""
+    """Run a replica, which is detached from the server most of the time."""
     directory = options.directory / 'lagging'
     directory.mkdir(exist_ok=True)
     redis_server(options, directory, '--logfile server.log')
@@ -125,7 +130,7 @@ def free_ports() -> Tuple[int, int]:
 
 
 def opened(options: argparse.Namespace, host: str) -> HostCache:
-    # Room for little: a reader that is away fills the stream, and writers wait.
+    # A small limit: a reader that is away fills the stream, and writers wait.
     waits: Dict[str, Any] = {'check_every_s': 1.0, 'connect_timeout_s': HANG_S}
     store = RedisStore(f'unix://{options.directory}/redis.sock', 'chaos', max_pending_bytes=8 << 20, **waits)
     (options.directory / host).mkdir(exist_ok=True)
@@ -141,13 +146,13 @@ def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> 
             try:
                 store.append('s', header, {'p': payload_of(options, **header)}, timeout_s=HANG_S)
                 books.write('confirmed', number, begun_at)
-            except StoreError as e:  # It may be there, or not.
+            except StoreError as e:  # the entry may be there, or not
                 books.write('raised', number, repr(e))
             time.sleep(pauses.choice((0.0, 0.0, 0.0, 0.005, 0.05)))
 
 
 def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
-    os.truncate(books.path, books.place)  # What a kill cut off was not committed.
+    os.truncate(books.path, books.place)  # a line that a kill cut off was not committed
     marks = dict(mark for line in books['read'] for mark in line[2].items())
     heads = books['read'][-1][3] if books['read'] else None
     chance = random.Random()
@@ -162,7 +167,7 @@ def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
             seen = [(*one.header.values(), np.array_equal(one.arrays['p'], p)) for one, p in zip(entries, expected)]
             changed = dict(reader.marks.items() - marks.items())
             marks.update(changed)
-            # One line, and so all of it or nothing: the entries, and the marks that go with them.
+            # Write entries and their marks in one line, so that a kill keeps all of it or nothing.
             books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, reader.heads(), seen)
             is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
             if is_done or chance.random() < 0.8:
@@ -172,13 +177,13 @@ def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
 
 
 def payload_of(options: argparse.Namespace, writer: int, number: int) -> np.ndarray[Any, Any]:
-    """From a few bytes up, in every order of magnitude as many; all of it follows from who wrote it."""
+    """Return a payload that follows from its writer and number. Sizes are log-uniform from 4 to 300,000 bytes."""
     chance = np.random.default_rng([options.seed, writer, number])
     return np.frombuffer(chance.bytes(int(np.exp(chance.uniform(np.log(4), np.log(300_000))))), np.uint8)
 
 
 class Books(DefaultDict[str, List[Any]]):
-    """What a process committed, a line at a time: kind -> lines."""
+    """Records that a process committed, one per line: kind -> lines."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
         super().__init__(list)
@@ -199,7 +204,7 @@ class Books(DefaultDict[str, List[Any]]):
             self[kind].append(what)
 
 
-class Child:  # a writer; or a reader, or the server, in one life after the other
+class Child:  # a writer, or a reader or server over several restarts
     def __init__(self, options: argparse.Namespace, name: str, target: Any, number: int = 0, host: str = NEAR) -> None:
         self.options, self.name, self.target, self.number, self.host = options, name, target, number, host
         self.books = Books(options, name)
@@ -230,25 +235,26 @@ class Child:  # a writer; or a reader, or the server, in one life after the othe
 
 
 class NotNow(Exception):
-    """This fault has nobody to befall, or would be one that the store does not cover."""
+    """The fault has no process to hit now, or would be one that the store does not cover."""
 
 
 class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.directory, self.chance = options, options.directory, random.Random(options.seed)
         self.server, self.lagging = Child(options, 'server', serve), Child(options, 'lagging', lag)
-        self.copied_at = {'file': 0.0, 'replica': 0.0}  # what the server may go back to -> since when
+        self.copied_at = {'file': 0.0, 'replica': 0.0}  # a state that the server can go back to -> its time
         self.writers: List[Child] = []
         self.readers: List[Child] = []
         self.performed = {name: 0 for name in options.faults}
         self.later: List[Tuple[float, Callable[[], Any]]] = []
         self.problems: List[str] = []
-        self.forgotten_at = self.changed_at = 0.0  # by the server; that, or when a reader came or went
+        # forgotten_at: the server lost entries. changed_at: it did, or a reader came or went.
+        self.forgotten_at = self.changed_at = 0.0
         self.begun_at = self.said_at = time.monotonic()
 
     def run(self) -> None:
         try:
-            # Before the first entry: what all known readers have acked does not wait for one that comes later.
+            # Before the first entry: entries that all known readers have acked are not kept for later readers.
             self.readers = [Child(self.options, f'reader-{i}', read) for i in range(self.options.readers)]
             self.wait('readers register', lambda: all(one.is_at_work for one in self.readers))
             for _ in range(self.options.writers):
@@ -274,13 +280,13 @@ class Chaos:
             self.problems.append(str(e))
 
     def flush_before_close(self) -> None:
-        """Writers close with entries that nobody has read, and that the server has just forgotten."""
+        """Flush the server while the readers are stopped, so that writers close with entries that no reader has."""
         self.wait('no reader comes or goes', lambda: all(one.is_at_work or one.has_ended for one in self.readers))
         self.signal(self.readers, signal.SIGSTOP)
-        self.changed_at = time.monotonic()  # From now on every writer is to append something.
+        self.changed_at = time.monotonic()  # from now on every writer must append an entry
 
         def is_flushed() -> bool:
-            self.signal(self.writers, signal.SIGSTOP)  # Else each would append something else before it closes.
+            self.signal(self.writers, signal.SIGSTOP)  # otherwise each would append more before it closes
             is_done = self.happens('flush_server')
             if not is_done:
                 self.signal(self.writers, signal.SIGCONT)
@@ -349,7 +355,7 @@ class Chaos:
         self.later.append((time.monotonic() + self.chance.uniform(0.0, 2.0), action))
 
     def need_settled(self) -> None:
-        """Every writer has heard from this server since it forgot, or a reader came or went."""
+        """Raise NotNow unless every writer got a reply since the server lost entries, or a reader came or went."""
         heard = [one.books['confirmed'][-1:] for one in self.writers if one.is_alive]
         if not all(last and last[0][1] > self.changed_at for last in heard):
             raise NotNow
@@ -375,10 +381,10 @@ class Chaos:
 
     def empty_server(self) -> None:
         self.need_settled()
-        self.one_of(self.writers)  # who tells it which readers there are
+        self.one_of(self.writers)  # a writer restores the list of readers in the server
         self.kill([self.server])
         self.forgotten_at = self.changed_at = time.monotonic()
-        for path in self.directory.glob('appendonly*'):  # a file, or from Redis 7 on a directory
+        for path in self.directory.glob('appendonly*'):  # a file, or a directory since Redis 7
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @contextmanager
@@ -390,7 +396,7 @@ class Chaos:
             yield client
 
     def copy_server(self) -> None:
-        """What it has now it may go back to, as long as no reader comes or goes."""
+        """Copy the server's state, so that it can go back to it until a reader comes or goes."""
         self.need_settled()
         if min(self.copied_at.values()) > self.changed_at:
             raise NotNow
@@ -405,13 +411,13 @@ class Chaos:
     def reload_server(self) -> None:
         with self.going_back('file') as client:
             client.execute_command('DEBUG', 'RELOAD', 'NOSAVE')
-            client.bgrewriteaof()  # The append-only file is of both times else.
+            client.bgrewriteaof()  # otherwise the append-only file has entries of both times
             self.poll(lambda: not client.info('persistence')['aof_rewrite_in_progress'])
 
     def fail_back(self) -> None:
-        """Another server, which lags, is the primary, and then this one again."""
+        """Make the lagging server the primary for a moment, and then this one again."""
         with self.going_back('replica') as client:
-            with client.pipeline() as pipe:  # No call blocks at that moment: it would end with an error of the server.
+            with client.pipeline() as pipe:  # no call must block then: it would end with an error of the server
                 pipe.execute_command('CLIENT', 'KILL', 'TYPE', 'normal', 'SKIPME', 'yes')
                 pipe.replicaof('127.0.0.1', self.options.ports[0])
                 pipe.execute()
@@ -425,7 +431,7 @@ class Chaos:
     @contextmanager
     def going_back(self, to: str) -> Iterator[Any]:
         self.need_settled()
-        self.one_of(self.writers)  # who tells it which readers there are
+        self.one_of(self.writers)  # a writer restores the list of readers in the server
         # Another reader may have come since, or one may have left.
         if to and self.copied_at[to] <= self.changed_at:
             raise NotNow
@@ -433,7 +439,7 @@ class Chaos:
         with self.client() as client:
             answers = client.ping()
         if not answers:
-            raise NotNow  # It is stopped, perhaps.
+            raise NotNow  # it may be stopped
         with self.client() as client:
             yield client
         self.forgotten_at = self.changed_at = time.monotonic()
@@ -449,7 +455,7 @@ class Chaos:
             client.client_kill_filter(_type='normal')
 
     def foreign_news(self) -> None:
-        """Somebody else writes where writers and readers wait for word of room and of planes."""
+        """Write foreign data to the keys where writers and readers wait for news of room and of planes."""
         key, is_entry = f'ding:{{chaos/s/0}}:{self.chance.choice(("room", "planes"))}', self.chance.random() < 0.5
         with self.client() as client:
             client.xadd(key, {'x': 'y'}) if is_entry else client.set(key, 'x')
@@ -470,7 +476,8 @@ class Chaos:
         rows, problems = {}, list(self.problems)
         for reader in self.readers:
             rows[reader.name], found = self.balance(reader)
-            problems += [f'{reader.name}: {one}' for one in found if not self.problems]  # Else it has not read all.
+            # After a problem the reader has not read all.
+            problems += [f'{reader.name}: {one}' for one in found if not self.problems]
         counts = {kind: sum(len(one.books[kind]) for one in self.writers) for kind in ('confirmed', 'raised')}
         counts['killed writers'] = sum(one.was_killed for one in self.writers)
         return {'faults': self.performed, 'appends': counts, 'readers': rows, 'problems': problems}
@@ -483,19 +490,19 @@ class Chaos:
         found = [f'entry {number} of writer-{writer} is torn' for writer, number, is_whole in entries if not is_whole]
         num_torn, num_forgotten = len(found), 0
         has_left = (self.directory / f'leave-{reader.name}').exists()
-        missing: Dict[bool, List[str]] = {True: [], False: []}  # whether the writer was killed ->
+        missing: Dict[bool, List[str]] = {True: [], False: []}  # writer was killed -> problems
         for writer in self.writers:
             confirmed, numbers = writer.books['confirmed'], [n for who, n, _ in entries if who == writer.number]
             found += [f'entry {b} of {writer.name} came after {a}' for a, b in zip(numbers, numbers[1:]) if b <= a]
             first, last, seen = min(numbers, default=np.inf), max(numbers, default=0), set(numbers)
-            # A far reader gets what was appended after it came, and some of what was there.
+            # A far reader gets the entries that were appended after it came, and some of those before.
             owed = [n for n, begun_at in confirmed if begun_at > registered_at or n > first]
             absent = [n for n in owed if n not in seen and (n < last or not has_left)]
             if writer.was_killed and absent and self.forgotten_at >= confirmed[-1][1]:
                 num_forgotten += sum(n > last for n in absent)
                 absent = [n for n in absent if n < last]
             missing[writer.was_killed] += [f'entry {n} of {writer.name} is missing' for n in absent]
-        # The payload may have been in a killed writer's file that was deleted, or on another host: that is counted.
+        # A killed writer's payload may have been in a deleted file, or on another host. The reader counts such losses.
         if len(missing[True]) <= lost and (self.performed.get('delete_cache') or self.performed.get('far_reader')):
             missing[True] = []
         absent = missing[False] + missing[True]

@@ -1,10 +1,10 @@
 """
-DI-engine's own buffer and exchanger beside the store, on the eight jobs of the published requirements.
+DI-engine's own buffer and exchanger and the store, on the eight jobs of the published requirements.
 
     python scripts/compare_throughput.py --quick                                  about 2 minutes
-    python scripts/compare_throughput.py --json figures.json --html report.html   some 35 minutes
+    python scripts/compare_throughput.py --json figures.json --html report.html   about 35 minutes
 
-The same as `ding-store compare`; --help lists the options.
+This is `ding-store compare`. --help lists the options.
 """
 
 import sys

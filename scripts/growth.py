@@ -3,8 +3,8 @@
     python scripts/growth.py                 # 20,000 writers, 1,000 runs, 10,000 values and streams, 500 readers
     python scripts/growth.py --scale 0.02    # the same, small
 
-Prints a table of counts before and after, and exits with 1 if a count is above its bound. A fifth of the writers is
-killed: they do not say that they leave. The learner commits with its rows how far it has read each of them.
+It prints a table of counts before and after, and exits with 1 if a count is above its bound. A fifth of the writers are
+killed, and do not leave in order. The learner commits with its rows how far it has read each of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ding_store.storage.exactly_once.outbox import MAX_SILENT_WRITERS
 from ding_store.storage.exactly_once.reader import MAX_CARRIED
 
 STREAM = 'experience'
-#: A field of a dropped writer may wait for the next sweep, and a reader hears of it within a second.
+#: A dropped writer's field may wait for the next sweep, and a reader reads of it within a second.
 MAX_WRITERS_KNOWN = 3 * MAX_SILENT_WRITERS
 MAX_MARKS = MAX_WRITERS_KNOWN + MAX_CARRIED
 
@@ -49,7 +49,7 @@ class Count(NamedTuple):
 
 
 class Learner:
-    """The part of a learner that reads experience and commits its place with the rows."""
+    """The part of a learner that reads experience and commits its offset with the rows."""
 
     def __init__(self, store: Store, path: str) -> None:
         self.buffer = StoreBuffer(size=64, path=path)
@@ -97,7 +97,7 @@ def all_counts(learner: Learner, client: Any) -> Dict[str, int]:
 
 
 def writers(url: str, learner: Learner, number: int) -> None:
-    """Every fifth is killed: its process ends without a word, and its connections with it."""
+    """Open and close writers. Every fifth is killed: it does not leave, and its connections close with its process."""
     killed: List[Store] = []
     for one in range(number):
         store = open_store(url, run='growth')
@@ -115,7 +115,7 @@ def writers(url: str, learner: Learner, number: int) -> None:
 
 
 def _kill(stores: List[Store]) -> None:
-    """What is left of a process that was killed: closed connections. Its writer does not leave."""
+    """Close connections as a kill does, so that the writers do not leave in order."""
     for store in stores:
         inner = getattr(store, 'store', store)
         inner._writer._lanes.clear()
@@ -133,7 +133,7 @@ def runs(url: str, number: int) -> None:
             reader.read()
             reader.ack()
             del reader
-            # A store that serves one run alone would be stopped by it: here all runs share the server.
+            # Delete this run alone. The server is shared by all runs here, and must not stop with one of them.
             store.retire()
 
 
@@ -180,7 +180,7 @@ def measure(url: str, client: Any, directory: str, scale: float, say: Callable[[
             part()
             learner.read_all()
             say(f'{name}: done')
-        # The server's last sweep was before the last acks; a reader looks once a second.
+        # The server's last sweep was before the last acks, and a reader looks once a second.
         after = settled(learner, client)
         bounds = {
             "bytes of the learner's note": before["bytes of the learner's note"] + 100 * MAX_MARKS,

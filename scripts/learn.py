@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """
-Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, store and stock, several seeds, in one plot.
+Learning curves: Pong DQN, Hopper SAC and GoBigger DQN, on the store and in plain DI-engine, with several seeds.
 
     scripts/setup.sh --extra atari --extra mujoco --extra gobigger
     python scripts/learn.py gobigger                  # half an hour of one core, and 8 GB, per run
     python scripts/learn.py hopper --seeds 0 1 --minutes 30
-    python scripts/learn.py --plot                    # only draw what there is
+    python scripts/learn.py --plot                    # only draw the existing curves
 
-Every run is a process of its own (one collector and the learner in it, so that store and stock do the same work), ends
-at its env steps or after its minutes, and writes a line per evaluation to DIRECTORY/TASK-KIND-sSEED/curve.jsonl: env
-step, train iteration, seconds, mean return over 20 episodes. Started again, runs that ended are left as they are, and
-the others begin anew; so do those that their minutes ended, when they are given more. None outlives this command. A
-random policy's returns are measured first; the plot shows their mean and 3 standard deviations.
+Every run is a process with one collector and the learner, so that both sides do the same work. It ends at its env steps
+or after its minutes. It writes a line per evaluation to DIRECTORY/TASK-KIND-sSEED/curve.jsonl: env step, train
+iteration, seconds, mean return over 20 episodes. Started again, the command keeps runs that reached their env steps or
+had as many minutes, and begins the others anew. No run outlives the command. A random policy's returns are measured
+first. The plot shows their mean and 3 standard deviations.
 """
 
 import argparse
@@ -31,29 +31,29 @@ from torch.nn import LeakyReLU
 ROOT = Path(__file__).resolve().parent.parent
 EPISODES = 20
 ENVS = {
-    # All runs go on to the same env step.
+    # All runs continue until the same env step.
     'env.stop_value': 10**9,
-    # DI-engine's evaluator seeds each env once and for all: in its second episode it would see its first one again.
+    # DI-engine's evaluator seeds each env only once: a second episode would repeat its first one.
     'env.evaluator_env_num': EPISODES,
     'env.n_evaluator_episode': EPISODES,
     'policy.cuda': False,
 }
-#: What a run that went on to its last env step has in its file ``ended``; others have their minutes.
+#: Content of file ``ended`` if a run reached its last env step. Otherwise the file has the run's minutes.
 STEPS = 'env steps'
 
-#: Task -> its main, where it ends, and its settings: DI-engine's own, made smaller where two cores are too few.
+#: Task -> its main, its last env step, and its settings: DI-engine's own, smaller where two cores are too few.
 TASKS = {
     'pong': dict(
         main='dizoo_configs.atari.atari_dqn_main',
         max_env_step=185_000,
         settings={
             **ENVS,
-            # Its episodes differ all the same: they begin with a number of no-ops that numpy draws.
+            # Pong's episodes differ even so: they begin with a number of no-ops that numpy draws.
             'env.evaluator_env_num': 4,
             'env.frame_size': 64,
             'policy.model.obs_shape': [4, 64, 64],
             'policy.model.encoder_hidden_size_list': [16, 32, 64],
-            # Of 16 filters with ReLU one was alive after 150,000 steps (at twice this learning rate).
+            # With ReLU, one of 16 filters was active after 150,000 steps, at twice this learning rate.
             'policy.model.activation': LeakyReLU(0.1),
             'policy.other.replay_buffer.replay_buffer_size': 60_000,
             'policy.other.eps.decay': 40_000,
@@ -75,8 +75,8 @@ TASKS = {
             'policy.eval.evaluator.eval_freq': 5_000,
         },
     ),
-    # Matches of a minute, against the bots that eat what is nearest; returns are the growth of the logarithm of a
-    # player's score. The end is that of the fifth evaluation.
+    # Matches of a minute against the bots that eat the nearest ball. Returns are the growth of the logarithm of a
+    # player's score. The last env step is that of the fifth evaluation.
     'gobigger': dict(
         main='dizoo_configs.gobigger.gobigger_dqn_main',
         max_env_step=17_000,
@@ -113,7 +113,7 @@ def options(task: str, kind: str, seed: int):
 
 
 def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
-    """In a process of its own, in the run's directory."""
+    """Train one run in this process, which is the run's own, in the run's directory."""
     import importlib
 
     from ding.framework import task
@@ -143,13 +143,13 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
 
 
 def has_ended(directory: Path, minutes: float) -> bool:
-    """At its last env step, or after as many minutes as it would have now."""
+    """Return True if a run reached its last env step, or had at least as many minutes as it would have now."""
     path = directory / 'ended'
     return path.exists() and (path.read_text() in (STEPS, '') or float(path.read_text()) >= minutes)
 
 
 def random_returns(task_name: str, directory: Path) -> list:
-    """Of a policy that draws its actions, over 20 episodes; measured once."""
+    """Return 20 episodes' returns of a policy that draws its actions. They are measured once."""
     path = directory / f'{task_name}-random.json'
     if path.exists():
         return json.loads(path.read_text())
@@ -177,7 +177,7 @@ def random_returns(task_name: str, directory: Path) -> list:
 
 
 class Run:
-    """One run in a process of its own, with its output and curve in its directory."""
+    """A run in another process. Its output and curve are in its directory."""
 
     def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
         from ding_store.parent_death import end_with
@@ -186,7 +186,7 @@ class Run:
         self.max_env_step = TASKS[task]['max_env_step']
         self.directory.mkdir(exist_ok=True)
         command = [sys.executable, str(Path(__file__).resolve()), task, '--one', kind, str(seed)]
-        # One thread each, so that runs beside each other do not share cores.
+        # One thread each, so that simultaneous runs do not share cores.
         environment = {'OMP_NUM_THREADS': '1', **os.environ, 'PYTHONPATH': str(ROOT)}
         with open(self.directory / 'out', 'wb') as out:
             self.process = subprocess.Popen(
@@ -217,7 +217,7 @@ def read_curve(directory: Path) -> list:
 
 
 def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, directory: Path) -> None:
-    """All runs that have not ended before, `jobs` at a time, with a line of progress."""
+    """Run all runs that have not ended before, `jobs` at a time, with a line of progress."""
     waiting, running = [], []
     for task in tasks:
         returns = random_returns(task, directory)
@@ -245,7 +245,7 @@ def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, dire
 
 
 def plot(directory: Path) -> None:
-    """One picture of all curves, and a line of text for each task and kind."""
+    """Draw all curves in one picture, and print a line for each task and kind."""
     import matplotlib
 
     matplotlib.use('Agg')
@@ -285,7 +285,7 @@ def plot(directory: Path) -> None:
 
 
 def curves_of(directory: Path, task: str, kind: str) -> dict:
-    """Seed -> curve; the runs of one task are evaluated at the same env steps."""
+    """Return seed -> curve. The runs of a task are evaluated at the same env steps."""
     runs = sorted(directory.glob(f'{task}-{kind}-s*'))
     return {own.name.rpartition('-s')[2]: curve for own in runs if (curve := read_curve(own))}
 
@@ -295,10 +295,10 @@ def main() -> None:
     parser.add_argument('tasks', nargs='*', metavar='TASK', help=', '.join(TASKS))
     parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1])
     parser.add_argument('--kinds', nargs='+', choices=['store', 'stock'], default=['store', 'stock'])
-    parser.add_argument('--minutes', type=float, default=60.0, help='a run ends after so long (60)')
+    parser.add_argument('--minutes', type=float, default=60.0, help='minutes after which a run ends (60)')
     parser.add_argument('--jobs', type=int, default=2, help='runs at a time, one core each (2)')
     parser.add_argument('--directory', type=Path, default=Path('runs/learning'))
-    parser.add_argument('--plot', action='store_true', help='only draw what there is')
+    parser.add_argument('--plot', action='store_true', help='only draw the existing curves')
     parser.add_argument('--one', nargs=2, metavar=('KIND', 'SEED'), help=argparse.SUPPRESS)
     given = parser.parse_args()
     for task in set(given.tasks) - set(TASKS):

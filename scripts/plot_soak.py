@@ -1,4 +1,4 @@
-"""Draw what `scripts/soak.py --csv FILE` recorded.
+"""Plot of the records that `scripts/soak.py --csv FILE` wrote.
 
 python scripts/plot_soak.py soak.csv docs/soak.svg
 """
@@ -32,7 +32,7 @@ def main(source: str, target: str) -> None:
 
 
 def panel(rows: List[Dict[str, float]], name: str, title: str, top: float) -> str:
-    """One figure over time, from zero."""
+    """Return a plot of one figure over time, from zero."""
     peak, end = max(row[name] for row in rows) or 1.0, rows[-1]['at_s']
     points = ' '.join(
         f'{LEFT + WIDTH * row["at_s"] / end:.1f},{top + HEIGHT * (1 - row[name] / peak):.1f}' for row in rows

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
 """
-Where a loop's time goes: the mains of dizoo_configs, store and stock, by parts.
+Profile of loops: where the time of dizoo_configs' mains goes, on the store and in plain DI-engine, by parts.
 
-    python scripts/profile_loop.py                                     # all whose extras are installed; some 20 minutes
+    python scripts/profile_loop.py                                     # all with installed extras; about 20 minutes
     python scripts/profile_loop.py hopper_sac smax_qmix --seconds 20 --turns 5
     python scripts/profile_loop.py --roles learner=1,collector=2       # the learner of a job of several processes
 
-Every window of a loop is a process of its own, one thread, with its environments, collector and learner in it:
-DI-engine's configs with smaller models. Store and stock take turns. The clock starts after some iterations. A part has
-the time that is spent in it and in no other part that it calls; what no part has is the rest: the collector's own work,
-loggers, the task. Evaluation is left out. Printed are medians of the windows: iterations per second, the least and the
-most of them, the median of store / stock turn by turn, and milliseconds per iteration: processor time of all threads
-of the process, and the wall time of each part.
+Every window of a loop is a process with one thread, which has its environments, collector and learner: DI-engine's
+configs with smaller models. Both sides take turns. The clock starts after some iterations. A part has the time that is
+spent in it and in no other part that it calls. The rest is the collector's own work, loggers and the task. Evaluation
+is left out. The table has medians of the windows: iterations per second, their minimum and maximum, the median of
+store / plain turn by turn, and milliseconds per iteration: CPU time of all threads, and wall time of each part.
 """
 
 import argparse
@@ -32,11 +31,11 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
-#: Rounds of the loop that trained, before the clock starts.
+#: Rounds of the loop with training, before the clock starts.
 WARM_UP = 2
 PARTS = ['environment', 'act', 'push', 'sample', 'train', 'exchange', 'weights', 'rest']
 
-#: (module, name in it, part). Of policies and their collate see ``watch_policies``.
+#: (module, name in it, part). For policies and their collate see ``watch_policies``.
 WATCHED = [
     ('ding.envs.env_manager.base_env_manager', 'BaseEnvManagerV2.step', 'environment'),
     ('ding.envs.env_manager.base_env_manager', 'BaseEnvManagerV2.reset', 'environment'),
@@ -52,7 +51,7 @@ WATCHED = [
     ('ding_store.buffer', 'StoreBuffer.update_priorities', 'sample'),
 ]
 COLLATES = ('default_preprocess_learn', 'timestep_collate', 'default_collate')
-#: Where exchangers are -> part.
+#: Module of an exchanger -> part.
 EXCHANGES = {'ding_store.middleware.context_exchanger': 'exchange', 'ding_store.middleware.weights': 'weights'}
 
 SMALL = {'policy.cuda': False, 'env.stop_value': 10**9}
@@ -76,7 +75,7 @@ LOOPS = {
     'pong_r2d2': ('atari.atari_r2d2_main', '', {**ATARI, **R2D2}),
     'pong_impala': ('atari.atari_impala_main', '', {**ATARI, **HEADS, **IMPALA}),
     'qbert_ppo': (
-        # Heads as wide as what comes into them; a quarter of the steps, and of the updates that max_use permits.
+        # Heads as wide as their input. A quarter of the steps, and of the updates that max_use permits.
         'atari.atari_ppo_main', '',
         {
             **ATARI, **HEADS, 'policy.model.encoder_hidden_size_list': [16, 32, 64],
@@ -93,7 +92,7 @@ LOOPS = {
 
 
 class Clock:
-    """Seconds of each part, of this thread; of nested ones the innermost."""
+    """Seconds of this thread in each part. Nested parts count for the innermost."""
 
     def __init__(self) -> None:
         self.seconds: Counter = Counter()
@@ -125,7 +124,7 @@ class Clock:
 
 
 def watch(clock: Clock, is_stock: bool) -> None:
-    """Before the main is imported."""
+    """Time the methods in WATCHED. Call it before the main is imported."""
     for module, name, part in WATCHED:
         if is_stock and module.startswith('ding_store'):
             continue
@@ -135,7 +134,7 @@ def watch(clock: Clock, is_stock: bool) -> None:
 
 
 def watch_policies(clock: Clock) -> None:
-    """After it: every policy's forward passes, and what they collate with."""
+    """Time every policy's forward passes and collate functions. Call it after the main is imported."""
     from ding.policy import Policy
 
     kinds: List[type] = [Policy]
@@ -152,7 +151,7 @@ def watch_policies(clock: Clock) -> None:
 
 
 def watch_exchangers(clock: Clock, task: Any) -> None:
-    """Their first half, before ``yield``, and their second: what there is to send."""
+    """Time the exchangers: their first half, before ``yield``, and their second, which sends."""
     forward = type(task).forward
 
     def watched(self: Any, fn: Callable, *args: Any, **kwargs: Any) -> Any:
@@ -170,7 +169,7 @@ def watch_exchangers(clock: Clock, task: Any) -> None:
 
 
 def run_one(name: str, side: str, seconds: float, out: str) -> None:
-    """In a process of its own; with roles every one of them runs it, and the learner writes."""
+    """Run one window in this process. With roles, every role runs it, and the learner writes the figures."""
     import torch
     from ding.framework import task
 
@@ -214,7 +213,7 @@ def run_one(name: str, side: str, seconds: float, out: str) -> None:
 
 
 class NoExtra(RuntimeError):
-    """What the environment of a loop needs is not installed."""
+    """A package that a loop's environment needs is not installed."""
 
 
 def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
@@ -234,7 +233,7 @@ def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
             )  # fmt: skip
         if not out.exists():
             said = log.read_text(errors='replace')
-            # As dizoo_configs/extras.py says it: any other module that is not found is an error of ours.
+            # This is the text of dizoo_configs/extras.py. Any other missing module is an error of this repository.
             for missing in [line for line in said.splitlines() if 'is missing, which the environments of' in line][-1:]:
                 raise NoExtra(f'{name} is left out: {missing}')
             raise RuntimeError(f'{name} {side} gave no figures:\n{said[-3000:]}')
@@ -255,11 +254,11 @@ def line(name: str, side: str, windows: List[Dict[str, Any]], stock: List[Dict[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('loops', nargs='*', help=f'default: all of {" ".join(LOOPS)}')
-    parser.add_argument('--seconds', type=float, default=10.0, help='per window (10)')
+    parser.add_argument('loops', nargs='*', help=f'loops to profile (default: all of {" ".join(LOOPS)})')
+    parser.add_argument('--seconds', type=float, default=10.0, help='seconds per window (10)')
     parser.add_argument('--turns', type=int, default=3, help='windows per loop and side (3)')
-    parser.add_argument('--roles', default='', help='as of ding-store run; the store alone')
-    parser.add_argument('--json', metavar='FILE', help='keep all figures there')
+    parser.add_argument('--roles', default='', help='roles as in ding-store run, on the store only')
+    parser.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     parser.add_argument('--child', nargs=3, metavar=('LOOP', 'SIDE', 'OUT'), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -287,7 +286,7 @@ def main() -> int:
 
 
 def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Optional[Path]) -> int:
-    """1: a loop gave no figures, or one that was named has not its extra."""
+    """Measure and print all loops. Return 1 if a loop gave no figures, or a named one lacks its extra."""
     from ding_store.compare.output import say, show
 
     parts = ['CPU', *(part for part in PARTS if roles or part not in EXCHANGES.values())]

@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 """
-Tests, or any command, with two simulated GPUs: what ding_store and DI-engine do on a GPU, run where there is none.
+Tests, or any command, with two simulated GPUs: the GPU code of ding_store and DI-engine, run without a GPU.
 
-    python scripts/simulated_gpu.py                                              # the tests that make sense there
+    python scripts/simulated_gpu.py                                              # the tests that use a GPU
     python scripts/simulated_gpu.py tests/middleware/test_weights.py -k gpu      # arguments are pytest's
     python scripts/simulated_gpu.py -- python some_script.py ...                 # or a command
 
-The devices are a backend of torch that keeps its tensors in host memory (scripts/simulated_gpu/backend.cpp). It is
-built with a C++ compiler, once for each version of torch, in build/. It is called cvda, for torch has no place for
-another cuda: commands run on copies of ding_store, dizoo_configs, tests, scripts, DI-engine and DI-treetensor, in a
-temporary directory, in which "cuda" is replaced by "cvda" (as long, so that lines stay what they are). Commands run
-in that directory, which is removed afterwards: what they write to keep needs a whole path. Scripts from elsewhere say
-cvda themselves. Tests have their policies on the GPU (DING_STORE_TEST_CUDA=1).
+The devices are a backend of torch that keeps its tensors in host memory (scripts/simulated_gpu/backend.cpp). A C++
+compiler builds it once for each version of torch, in build/. It is called cvda, because torch cannot have a second
+cuda. Commands run on copies of ding_store, dizoo_configs, tests, scripts, DI-engine and DI-treetensor in a temporary
+directory. There "cuda" is replaced by "cvda", which has the same length, so that lines keep theirs. Commands run in
+that directory, which is removed afterwards: give whole paths for output. Scripts from elsewhere must use the name cvda.
+Tests have their policies on the GPU (DING_STORE_TEST_CUDA=1).
 
-It shows whether copies are waited for (those that need not be made at once are made as late as possible), whether
-tensors meet on one device, and what comes back from which device. It shows nothing of speed, of contexts in forked
-processes, or of streams that should wait for one another's kernels: those of the CPU compute at once.
+It shows whether code waits for copies, because copies that may be late are made as late as possible. It also shows
+whether tensors meet on one device, and which device results come from. It shows nothing about speed, contexts in
+forked processes, or streams that must wait for one another's kernels: those of the CPU compute at once.
 """
 
 import hashlib
@@ -31,9 +31,9 @@ from typing import List
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ROOT / 'scripts' / 'simulated_gpu'
 NAME = 'cvda'
-#: Of the checkout.
+#: Directories of the checkout.
 OWN = ('ding_store', 'dizoo_configs', 'tests', 'scripts')
-#: That name the device as well.
+#: Installed packages that name the device as well.
 INSTALLED = ('ding', 'treetensor')
 TESTS = (
     'scripts/simulated_gpu',
@@ -65,7 +65,7 @@ def compiler() -> str:
 
 
 def library() -> Path:
-    """The backend for the installed torch, built where it is not."""
+    """Return the backend for the installed torch. Build it if it is missing."""
     package('torch')
     import torch
     from torch.utils import cpp_extension
@@ -98,7 +98,7 @@ def library() -> Path:
 
 
 def renamed(tree: Path) -> None:
-    """Say the simulated device's name in all Python files of a directory."""
+    """Replace the device's name in all Python files of a directory."""
     for path in sorted(tree.rglob('*.py')):
         text = path.read_bytes()
         if b'cuda' in text:
@@ -115,7 +115,7 @@ def make_copies(site: Path) -> None:
     shutil.copy(ROOT / 'pyproject.toml', site)
     shutil.copy(SOURCES / 'backend.py', site / f'{NAME}.py')
     (site / f'lib{NAME}.so').symlink_to(library())
-    # By this torch finds the backend, in each process that has this directory on its path.
+    # torch finds the backend by this metadata, in each process that has this directory on its path.
     metadata = site / f'{NAME}-0.dist-info'
     metadata.mkdir()
     (metadata / 'METADATA').write_text(f'Metadata-Version: 2.1\nName: {NAME}\nVersion: 0\n')
@@ -123,7 +123,7 @@ def make_copies(site: Path) -> None:
 
 
 def in_copies(word: str, site: Path) -> str:
-    """Of a word that names a file of the checkout its copy, of other files the whole path."""
+    """Return the copy of a file of the checkout, the whole path of other files, and other words unchanged."""
     if not os.path.exists(word):
         return word
     path = Path(os.path.abspath(word))
@@ -139,7 +139,7 @@ def run(arguments: List[str], site: Path) -> int:
         return subprocess.run(command, env=environment, cwd=site).returncode
     if not any((ROOT / each.partition('::')[0]).exists() for each in arguments):
         arguments = [*arguments, *TESTS]
-    # Of copies that are compiled here Python has more to say than of installed packages.
+    # Python warns more about copies that are compiled here than about installed packages.
     command = [sys.executable, '-m', 'pytest', '--disable-warnings', '-rfEs', *arguments]
     return subprocess.run(command, env=environment, cwd=site).returncode
 

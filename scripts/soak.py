@@ -1,9 +1,9 @@
-"""Many writers against one learner-like reader, for as long as you like: memory flat, nothing lost, lag bounded?
+"""Many writers and one reader like a learner, for any time: checks that memory stays flat, lag bounded, nothing lost.
 
     python scripts/soak.py --seconds 600
 
-The default rate is that of DQN on Atari: 400 elements of 110 KB a second. Exit status 1 when something was lost,
-repeated, or grew, or when the rate was not reached.
+The default rate is that of DQN on Atari: 400 elements of 110 KB a second. The exit status is 1 if an entry was lost or
+repeated, if memory grew, or if the rate was not reached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BARS = ' ▁▂▃▄▅▆▇█'
 
 @dataclass
 class Sample:
-    """One second of it."""
+    """Figures of one second."""
 
     at_s: float
     num_rows: int
@@ -43,7 +43,7 @@ class Sample:
     server_mb: float
     reader_mb: float
     writers_mb: float
-    cache_mb: float  # the files of the run in the host cache, which all of them map
+    cache_mb: float  # files of the run in the host cache, which all of its processes map
 
 
 def main() -> int:
@@ -56,19 +56,23 @@ def main() -> int:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--seconds', type=float, default=60.0)
-    parser.add_argument('--processes', type=int, default=4, help='of writers (default: %(default)s)')
-    parser.add_argument('--threads', type=int, default=16, help='each with a store of its own (default: %(default)s)')
-    parser.add_argument('--rate', type=float, default=400.0, help='elements per second, all writers together')
+    parser.add_argument('--processes', type=int, default=4, help='writer processes (default: %(default)s)')
+    parser.add_argument(
+        '--threads', type=int, default=16, help='threads per process, each with its own store (default: %(default)s)'
+    )
+    parser.add_argument('--rate', type=float, default=400.0, help='elements per second of all writers together')
     parser.add_argument('--element-bytes', type=int, default=110_000)
     parser.add_argument('--chunk', type=int, default=1, help='elements per entry (default: %(default)s)')
-    parser.add_argument('--store', metavar='URL', help='default: a server of its own')
+    parser.add_argument('--store', metavar='URL', help='URL of the store (default: a new server)')
     parser.add_argument('--run', default=f'soak-{os.getpid()}')
-    parser.add_argument('--host-plane', choices=('auto', 'off'), default='auto', help='off: all through the server')
-    parser.add_argument('--csv', metavar='FILE', help='write every second there')
-    parser.add_argument('--json', metavar='FILE', help='write the result there')
+    parser.add_argument(
+        '--host-plane', choices=('auto', 'off'), default='auto', help='off: all payloads go through the server'
+    )
+    parser.add_argument('--csv', metavar='FILE', help='write the figures of every second to FILE')
+    parser.add_argument('--json', metavar='FILE', help='write the result to FILE')
     options = parser.parse_args()
     if options.seconds < MIN_SECONDS:
-        parser.error(f'--seconds ({options.seconds:g}) must be >= {MIN_SECONDS}: it is watched once a second')
+        parser.error(f'--seconds ({options.seconds:g}) must be >= {MIN_SECONDS}: figures are read once a second')
     return options
 
 
@@ -91,7 +95,7 @@ def soak(options: argparse.Namespace, url: str) -> int:
         learner.run(options.seconds)
         stop.set()
         deadline = time.monotonic() + 60
-        # All is appended; writers stay until it is drained.
+        # All is appended. Writers stay until the learner has read it.
         num_ended = sum(done.acquire(timeout=max(0.0, deadline - time.monotonic())) for _ in appended)
         learner.drain(sum(appended))
         for writer in writers:
@@ -134,12 +138,12 @@ def write_one(number: int, options: argparse.Namespace, url: str, stop: Any, app
             appended[number] += options.chunk
             due += period_s
         done.release()
-        # Its copies are needed until the learner has all.
+        # Its copies are needed until the learner has read all.
         store.get('finished', timeout_s=60)
 
 
 class Learner:
-    """Copies rows into a table that never grows, and checks that each writer's come once and in order."""
+    """Reader that copies rows into a table of fixed size, and checks that each writer's come once and in order."""
 
     def __init__(self, reader: Reader, options: argparse.Namespace) -> None:
         self.reader = reader
@@ -154,7 +158,7 @@ class Learner:
             self.step()
 
     def drain(self, total: int) -> None:
-        """What was appended before the end is still taken; then the writers may go."""
+        """Read what was appended before the end. Then let the writers end."""
         end = time.monotonic() + 60
         while self.num_rows < total and time.monotonic() < end:
             self.step()
@@ -199,7 +203,7 @@ def server_bytes(store: Any) -> int:
 
 
 def rss_bytes(pid: int) -> int:
-    """Its own memory: pages of files that it maps are shared, and counted in ``cache_bytes``."""
+    """Return a process's own memory. Mapped file pages are shared, and counted in ``cache_bytes``."""
     try:
         with open(f'/proc/{pid}/statm') as statm:
             words = statm.read().split()
@@ -228,15 +232,15 @@ def faults(
         found.append(f'{num_appended} rows were appended, {learner.num_rows} ingested')
     if reader.num_lost or learner.num_wrong:
         found.append(f'{reader.num_lost} entries were lost, {learner.num_wrong} were torn, repeated or out of order')
-    # The first quarter fills caches and pools.
+    # Caches and pools fill in the first quarter.
     settled = samples[len(samples) // 4 :]
     half = len(settled) // 2
     if half:
         seconds, num_rows = settled[-1].at_s - settled[0].at_s, settled[-1].num_rows - settled[0].num_rows
-        # A second's rows may still be under way.
+        # A second's rows may still be on their way.
         if num_rows < (0.95 * seconds - 1) * options.rate:
-            found.append(f'{options.rate:g} rows a second were asked for, {num_rows / seconds:.0f} came')
-    # The lag may be what comes in a second: a busy machine's pause at one moment or another.
+            found.append(f'{options.rate:g} rows a second were requested, {num_rows / seconds:.0f} came')
+    # The lag may grow by the entries of a second, because a busy machine may pause at any moment.
     slack = {'server_mb': 10, 'reader_mb': 10, 'writers_mb': 10, 'cache_mb': 20, 'lag': options.rate / options.chunk}
     for name in slack if half else ():
         before, after = (np.median([getattr(one, name) for one in part]) for part in (settled[:half], settled[half:]))
@@ -264,7 +268,7 @@ def report(options: argparse.Namespace, samples: List[Sample], result: Dict[str,
 
 
 def sparkline(values: List[float], width: int = 60) -> str:
-    """Each mark the largest of its part of the time, from zero up to the largest of all."""
+    """Return marks from zero to the largest value. Each mark is the largest of its part of the time."""
     parts = [part.max() for part in np.array_split(values, min(width, len(values)))]
     top = max(parts) or 1.0
     return ''.join(BARS[int(np.ceil(value / top * (len(BARS) - 1)))] for value in parts)

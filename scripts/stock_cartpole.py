@@ -1,6 +1,7 @@
 """
-The CartPole job in stock DI-engine (the flag off), with a stopwatch: serial when run, parallel under ditask. What it
-measured goes as JSON into the file named by STOPWATCH_FILE; the seed comes from STOPWATCH_SEED.
+The CartPole job in plain DI-engine with a stopwatch: serial when run, parallel under ditask.
+
+It writes its measurements as JSON to the file in STOPWATCH_FILE. The seed is in STOPWATCH_SEED.
 """
 
 import json
@@ -13,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 class Stopwatch:
-    """A middleware at the end of the loop: when the loop began, and where it was at the end of each iteration."""
+    """Middleware at the end of the loop: records when the loop began, and its progress after each iteration."""
 
     def __init__(self, began_s: float) -> None:
         self.record = {'began_s': began_s}

@@ -1,11 +1,11 @@
 """
-Run DI-engine's own unit tests against StoreBuffer, and say which fail.
+Run DI-engine's own unit tests against StoreBuffer, and print which fail.
 
-    python scripts/upstream_tests.py                            # those that DI-engine's wheel has, of its middleware
-    python scripts/upstream_tests.py DI-engine/ding/data/buffer/tests       # and those of a clone: buffers and theirs
+    python scripts/upstream_tests.py                                        # those in DI-engine's wheel
+    python scripts/upstream_tests.py DI-engine/ding/data/buffer/tests       # also those of a clone
 
 Each file runs twice, unchanged: with DequeBuffer replaced, and with all that ``ding-store run`` replaces.
-Exits with 1 if one fails that is not among KEPT.
+The exit status is 1 if a test fails that is not in KEPT.
 """
 
 import argparse
@@ -18,10 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-#: Differences that are kept on purpose; docs/replay.md has the reasons.
+#: Differences that are kept on purpose. docs/replay.md has the reasons.
 KEPT = {'test_update': 'an element that has a key which the others lack is refused'}
 
-#: Of DI-engine's wheel: the tests that use a buffer.
+#: Tests in DI-engine's wheel that use a buffer.
 MODULES = ('test_data_processor', 'test_enhancer', 'test_trainer', 'test_advantage_estimator')
 PACKAGE = 'ding.framework.middleware.tests'
 
@@ -40,7 +40,7 @@ install()
 
 
 def run(way: str, folders: List[str]) -> Dict[str, str]:
-    """Outcomes by test."""
+    """Run the tests, and return outcomes by test."""
     folder = Path(importlib.import_module(PACKAGE).__file__).parent
     files = [str(folder / f'{module}.py') for module in MODULES] + folders
     with tempfile.TemporaryDirectory() as directory:
@@ -60,7 +60,7 @@ def run(way: str, folders: List[str]) -> Dict[str, str]:
             '--tb=line',
         ]
         command = [sys.executable, '-m', 'pytest', *options, '-m', 'unittest', *files]
-        # In the folder for a run's files that the hook makes.
+        # In the temporary folder, because the hook makes a folder for a run's files.
         ran = subprocess.run(
             command, cwd=directory, env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True, check=False
         )

@@ -256,7 +256,7 @@ def test_stock_under_the_launcher_is_refused(monkeypatch, capsys):
     parsed(monkeypatch)
     with pytest.raises(SystemExit):
         parsed(monkeypatch, '--stock')
-    assert 'start this without it' in capsys.readouterr().err
+    assert 'Start this one without it' in capsys.readouterr().err
 
 
 def test_a_process_with_a_role_starts_no_workers(monkeypatch):
