@@ -5,7 +5,7 @@ Compare the speed of two commits: run one command in both, in turn, and print ra
         python -m benchmarks replay --buffers ding_store --scale 0.2 --json {json}
     python scripts/ab.py v0.1.0 . --pairs 5 -- python scripts/profile_loop.py hopper_sac --turns 1 --json {json}
 
-Each commit is checked out into a git worktree of its own. `.` stands for the working tree as it is. The command runs
+Each commit is checked out into a new git worktree. `.` stands for the working tree as it is. The command runs
 in the root of the checkout, with the checkout first on PYTHONPATH. It writes its figures as JSON to the path that
 replaces `{json}`. One warm-up per side compiles what numba keeps, and is not counted. Each pair runs both sides. The
 side that runs first alternates.
@@ -76,7 +76,7 @@ def ratios_of(name: str, pairs: Sequence[Tuple[Dict[str, float], Dict[str, float
 
 @contextlib.contextmanager
 def checkout(commit: str) -> Iterator[Path]:
-    """Check a commit out into a worktree that is removed at the end; `.` is the working tree itself."""
+    """Check a commit out into a worktree that is removed at the end. `.` is the working tree itself."""
     root = Path(__file__).resolve().parents[1]
     if commit == '.':
         yield root

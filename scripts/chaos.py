@@ -1,4 +1,4 @@
-"""Random faults against a store of real processes: checks that no entry is lost, torn, doubled or reordered, and nothing hangs.
+"""Random faults against a store of real processes: no entry may be lost, torn, doubled or reordered, no wait hang.
 
     python scripts/chaos.py --seconds 120 --seed 7
 
@@ -44,7 +44,7 @@ from ding_store.storage.shared_memory.cache_root import root_in
 from ding_store.storage.shared_memory.host_cache import HostCache
 
 NEAR, FAR = 'near', 'far'  # directories of host caches
-PATIENCE_S = 15.0  # wait for a payload that only a killed writer had; the default would outlast most runs
+PATIENCE_S = 15.0  # wait for a payload that only a killed writer had (the default outlasts most runs)
 HANG_S = 150.0  # no wait of any process may be longer
 
 

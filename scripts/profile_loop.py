@@ -9,8 +9,8 @@ Profile of loops: where the time of dizoo_configs' mains goes, on the store and 
 Every window of a loop is a process with one thread, which has its environments, collector and learner: DI-engine's
 configs with smaller models. Both sides take turns. The clock starts after some iterations. A part has the time that is
 spent in it and in no other part that it calls. The rest is the collector's own work, loggers and the task. Evaluation
-is left out. The table has medians of the windows: iterations per second, their minimum and maximum, the median of
-store / plain turn by turn, and milliseconds per iteration: CPU time of all threads, and wall time of each part.
+is left out. The table has medians of the windows: iterations per second with minimum and maximum, and the median of
+store / plain turn by turn. It also has milliseconds per iteration: CPU time of all threads, wall time of each part.
 """
 
 import argparse

@@ -14,8 +14,8 @@ that directory, which is removed afterwards: give whole paths for output. Script
 Tests have their policies on the GPU (DING_STORE_TEST_CUDA=1).
 
 It shows whether code waits for copies, because copies that may be late are made as late as possible. It also shows
-whether tensors meet on one device, and which device results come from. It shows nothing about speed, contexts in
-forked processes, or streams that must wait for one another's kernels: those of the CPU compute at once.
+whether tensors meet on one device, and which device results come from. It shows nothing about speed or
+contexts in forked processes. Streams never wait for one another's kernels, because those of the CPU compute at once.
 """
 
 import hashlib

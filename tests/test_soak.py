@@ -44,7 +44,7 @@ def test_what_grows_is_a_fault(soak, name):
 
 def test_a_rate_that_is_not_reached_is_a_fault(soak):
     assert found(soak, num_rows=99 * 390) == []
-    assert found(soak, num_rows=99 * 300) == ['400 rows a second were asked for, 300 came']
+    assert found(soak, num_rows=99 * 300) == ['400 rows a second were requested, 300 came']
 
 
 def test_a_writer_that_does_not_come_to_its_end_is_a_fault(soak):

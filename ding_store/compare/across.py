@@ -78,7 +78,7 @@ def _medians(row: Row, found: List[Dict[str, float]]) -> Dict[str, float]:
 
 
 def _run(row: Row, title: str, num_collectors: int, seconds: float) -> Dict[str, float]:
-    # The host cache is in scratch, too, so that an interrupted job leaves none behind.
+    # The host cache is also in scratch, so that an interrupted job leaves none behind.
     with scratch() as directory, scratch(memory_directory()) as cache:
         out = Path(directory, 'figures.json')
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]

@@ -20,8 +20,8 @@ def cartpole(seeds: List[int], say: Callable[[str], None]) -> Dict[str, Any]:
     Overview:
         Run the job on the store in four processes, in plain DI-engine serially and by ditask, interleaved over seeds.
     Returns:
-        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians over the seeds that finished, or None if
-          none did, and how many failed: plain DI-engine's ditask hangs at times.
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians and number of failed seeds. Medians are
+          over the seeds that finished, or None if none did. Plain DI-engine's ditask hangs at times.
     Raises:
         - WorkerFailed: The store failed, or this is no checkout of the repository.
     """

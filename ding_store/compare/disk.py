@@ -178,8 +178,8 @@ class OnDisk:
 
     def disk(self, seconds: float) -> float:
         """
-        Return the elements per second that the disk gives by random reads of an element's stored size past the page
-        cache: one at a time or several at once, whichever is faster.
+        Return the disk's own rate, in elements per second: random reads of an element's stored size past the page
+        cache. Reads are one at a time or several at once, whichever is faster.
         """
         path = max(Path(self._directory).rglob('*'), key=lambda one: one.stat().st_blocks)
         size = self._row_bytes // mmap.PAGESIZE * mmap.PAGESIZE

@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
     with signals_as_interrupt(), scratch() as directory:
         # For all processes that follow: libraries leave temporary files, and killed processes leave more.
         os.environ['TMPDIR'] = directory
-        # The forkserver's socket, too: a killed process would leave the directory that it makes otherwise.
+        # The forkserver's socket also: by default it is in a directory that a killed process would leave behind.
         multiprocessing.current_process()._config['tempdir'] = directory  # type: ignore[attr-defined]
         dqn = ROWS[0]
         if settings['elements'] == 'real':

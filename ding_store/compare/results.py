@@ -23,8 +23,8 @@ VERSION = 1
 class Results:
     """
     Overview:
-        Figures of a comparison. ``data`` has 'version', 'settings', 'machine', 'date' with each day of measurement,
-        'rows' with the facts and sections of each row by name, and a record per section that is not about rows.
+        Figures of a comparison. ``data`` has 'version', 'settings', 'machine' and 'date', the days of measurement.
+        'rows' has the facts and sections of each row by name. Each other section has a record beside them.
     Raises:
         - ConfigError: ``--resume`` names a file of another program, of other settings, or of another machine.
     """

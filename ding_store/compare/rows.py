@@ -30,7 +30,7 @@ class Row:
         - batch (:obj:`int`): Elements per sample.
         - leaves (:obj:`dict`): Leaves of one transition, or of one step of a sequence.
         - steps (:obj:`int`): Steps of a sequence, which is a dict of lists as collectors make it. 0: transitions.
-        - collate (:obj:`str`): How the policy collates a list of elements: 'default', 'timestep' (time-major, with
+        - collate (:obj:`str`): Function by which the policy collates elements: 'default', 'timestep' (time-major, with
           recurrent states) or 'impala' (time-major).
         - source, path (:obj:`str`): Environment of its elements, and the file that has some. '': they are synthetic.
         - why_synthetic (:obj:`str`): Reason why the elements are not real, e.g. a missing package.

@@ -135,7 +135,7 @@ ROW_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Dict[str, Any]]] = {
     'across': processes,
     'disk': disk,
 }
-#: Sections of no row. The first two make elements of their own sizes.
+#: Sections of no row. The first two make elements of special sizes.
 OTHER_SECTIONS: Dict[str, Callable[[Settings, Say], Any]] = {
     'length': by_length,
     'size': by_size,

@@ -261,7 +261,7 @@ def _patch_worker(module: Any) -> None:
 
 
 def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
-    """Replace a buffer that scripts make by its name. It gets the compiled config of its own type."""
+    """Replace a buffer that scripts make by its name. It gets the compiled config of its type."""
     from easydict import EasyDict
 
     from ding_store.config import as_store

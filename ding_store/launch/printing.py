@@ -9,8 +9,8 @@ from typing import Any
 def print_to(out: Any, text: str) -> None:
     """
     Overview:
-        Write a text at once. If the reader is gone (``| head``, a closed terminal), drop this and all later output: a
-        run must not end because nothing reads its output.
+        Write a text at once. If its reader is gone (``| head``, a closed terminal), drop this and all later output. A
+        run must not end because no process reads its output.
     """
     try:
         out.write(text)

@@ -48,7 +48,7 @@ class ALEGame(gym.Env):
     def seed(self, seed: Optional[int] = None) -> None:
         """
         Keep a seed for the next game. The emulator takes a seed only with the ROM, which takes 84 ms and restarts the
-        game, and DI-engine seeds before every reset, including after lost lives.
+        game. DI-engine seeds before every reset, even after a lost life.
         """
         self._pending_seed = seed
 

@@ -11,7 +11,7 @@ One machine, with one learner, one evaluator and two collectors as separate proc
 > ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
 
 Ape-X style (Horgan et al. 2018): each collector has its own epsilon and computes the first priorities of its
-transitions, and the learner trains as fast as it can. Set `policy.other.apex.num_collectors` to their number:
+transitions. The learner trains as fast as it can. Set `policy.other.apex.num_collectors` to their number:
 
 > ding-store run --roles learner=1,evaluator=1,collector=8 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_apex
 

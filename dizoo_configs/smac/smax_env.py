@@ -42,8 +42,8 @@ SIZES = {'3m': Sizes(3, 75, 72, 8), '2s3z': Sizes(5, 127, 120, 10), '3s5z': Size
 class SMAXEnv(BaseEnv):
     """
     Overview:
-        A battle of SMAX with the interface of dizoo's SMACEnv. JAX is imported at the first reset: it starts threads
-        that a fork does not survive, and a subprocess env manager may make envs before it forks its workers.
+        A battle of SMAX with the interface of dizoo's SMACEnv. JAX is imported at the first reset, because it
+        starts threads that a fork does not survive. A subprocess env manager may make envs before it forks workers.
     Arguments:
         - cfg.map_name (:obj:`str`): One of ``SIZES``.
         - cfg.special_global_state (:obj:`bool`): True to give each agent its own global state, for MASAC: the state

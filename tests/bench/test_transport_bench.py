@@ -106,7 +106,7 @@ def test_peer_that_fails_is_a_row_of_its_own():
 
 
 def test_burst_of_a_producer_that_dies_ends_at_once():
-    with pytest.raises(Timeout, match='the producer died'):
+    with pytest.raises(Timeout, match='the producer crashed'):
         burst(Blocking, replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
 
 
