@@ -29,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         with signals_as_interrupt():
             return options.bench(options)
     except (StoreError, KeyboardInterrupt) as error:
-        sys.stderr.write(f'benchmarks: {error or "interrupted"}\n')
+        sys.stderr.write(f'benchmarks: {str(error) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
 
 

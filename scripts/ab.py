@@ -141,9 +141,9 @@ def main() -> int:
         low, high = interval(ratios)
         sides = [median(side[name] for side in sides if name in side) for sides in zip(*pairs)]
         kept[name] = {'ratio': median(ratios), 'low': low, 'high': high, 'pairs': ratios}
-        reply = 'slower' if high < NO_SLOWER else ''
+        verdict = 'slower' if high < NO_SLOWER else ''
         columns = f'{sides[0]:11.5g}  {sides[1]:11.5g}  {median(ratios):6.3f}  {low:.3f} - {high:.3f}'
-        print(f'{name:{width}}  {columns}  {reply}'.rstrip())
+        print(f'{name:{width}}  {columns}  {verdict}'.rstrip())
     if given.json:
         Path(given.json).write_text(json.dumps(kept, indent=1))
     return int(any(figure['high'] < NO_SLOWER for figure in kept.values()))

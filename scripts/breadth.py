@@ -301,7 +301,7 @@ def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[st
     return {**made, 'seconds': round(time.monotonic() - began, 1), 'said': said}
 
 
-def reply(plain: Dict[str, Any], store: Dict[str, Any]) -> str:
+def verdict(plain: Dict[str, Any], store: Dict[str, Any]) -> str:
     is_named = any('not on the store: replay' in line for line in store['said'])
     is_on_store = any('on the store:' in line and 'replay' in line and 'not' not in line for line in store['said'])
     if plain['error'] and store['error']:
@@ -401,7 +401,7 @@ def main() -> int:
         if name in results and not options.again:
             continue
         plain, store = (run_forked(name, is_store, options.limit, logs) for is_store in (False, True))
-        results[name] = dict(reply=reply(plain, store), plain=plain, store=store)
+        results[name] = dict(verdict=verdict(plain, store), plain=plain, store=store)
         new = file.with_suffix('.new')
         new.write_text(json.dumps(results, indent=1))
         new.replace(file)

@@ -118,7 +118,7 @@ def _kill(stores: List[Store]) -> None:
     """Close connections as a kill does, so that the writers do not leave in order."""
     for store in stores:
         inner = getattr(store, 'store', store)
-        inner._writer._lanes.clear()
+        inner._writer._stream_writers.clear()
         store.close()
     stores.clear()
 

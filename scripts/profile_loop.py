@@ -287,7 +287,7 @@ def main() -> int:
 
 def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Optional[Path]) -> int:
     """Measure and print all loops. Return 1 if a loop gave no figures, or a named one lacks its extra."""
-    from ding_store.compare.output import say, show
+    from benchmarks.output import say, show
 
     parts = ['CPU', *(part for part in PARTS if roles or part not in EXCHANGES.values())]
     sides = ['store'] if roles else ['stock', 'store']

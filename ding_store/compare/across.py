@@ -25,7 +25,7 @@ DEADLINE_S = 90.0
 END_S = 20.0
 #: Figures that a job writes.
 FIGURES = ('adds_per_s', 'samples_per_s', 'sample_share')
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def across(

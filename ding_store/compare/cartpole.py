@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List
 from ding_store.compare.scratch import scratch
 from ding_store.compare.worker import WorkerFailed
 
-SCRIPT = Path(__file__).resolve().parents[3] / 'scripts' / 'cartpole.py'
+SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'cartpole.py'
 KEPT = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
 
 

@@ -14,7 +14,7 @@ from redis_server import RedisServer
 from ding_store.errors import StoreError, StreamFull, VersionConflict
 from ding_store.storage.base import OLDEST
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import AppendRequest, Fill, Payload
+from ding_store.storage.exactly_once.outbox import AppendRequest, Backfill, Payload
 from ding_store.storage.redis.store import RedisStore
 from golden_makers.common import arrays_of, binary, fixed_names, small_parts, write_json
 from golden_makers.recorder import Recorder
@@ -124,13 +124,15 @@ class Scenario:
         a.append_payload('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
         last = reader.read_records('h', OLDEST, 9, 0.0)[-2:]
         reader.wait_for_fill('h', last[0], 1.0)
-        a._appends.fill(Fill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
-        a._appends.fill(Fill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
+        a._appends.backfill(Backfill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
+        a._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
         missing = (last[0].id.epoch, 'host writer', 5, 9, 2, 'ding:{golden/h/0}:not there', b'place')
         a._call('fill', lambda session: a._keys.run(session, 'fill', 'h', missing))  # its parts are missing
         reader.ack('h', 'near', last[1].id)
         reader.ack('h', 'far', last[1].id)
-        a._appends.fill(Fill('h', last[0].id.epoch, 5, 9, encode({}, arrays_of(60))))  # of an entry that is gone
+        a._appends.backfill(
+            Backfill('h', last[0].id.epoch, 5, 9, encode({}, arrays_of(60)))
+        )  # of an entry that is gone
         reader.forget('h', 'far')
         a.append_payload('h', Referenced(encode({}, {})))
         a.append_payload('h', Referenced(encode({}, {})))
@@ -319,7 +321,7 @@ class Scenario:
             kept = keys_of(redis, 'ding:{golden/o/0}*')
         a.append('o', {'number': 2}, {})
         entries = reader.read('o')
-        a._link.close()  # as if it were killed
+        a._connection.close()  # as if it were killed
         for is_renewed in (True, False):
             with self.raw() as redis:
                 redis.ask('DEL', *{command[1] for command in kept})

@@ -120,7 +120,9 @@ def test_ditask_is_told_to_leave_roles_out(tmp_path):
 def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
     path = tmp_path / 'main.py'
     path.write_text(f'import sys\nassert __name__ == "__main__" and sys.argv[1:] == ["--a"], sys.argv\n{body}\n')
-    call = f'import sys, ding_store.launch.user_script as s; sys.exit(s.Script({str(path)!r}, False, ["--a"]).run())'
+    call = (
+        f'import sys, ding_store.launch.user_script as s; sys.exit(s.UserScript({str(path)!r}, False, ["--a"]).run())'
+    )
     assert subprocess.run([sys.executable, '-c', call], capture_output=True, timeout=60).returncode == code
 
 
