@@ -34,12 +34,12 @@ def small_parts() -> Iterator[None]:
     sizes = {
         'redis.store.INLINE_BYTES': 1 << 10,
         'redis.values.INLINE_BYTES': 1 << 10,
-        'wire.compression.MIN_BYTES': 512,
-        'wire.compression._AUTO_BYTES': 512,
-        'wire.parts.INLINE_BYTES': 1 << 10,
-        'wire.parts.PART_BYTES': 512,
-        'wire.value_parts.PART_BYTES': 512,
-        'wire.value_parts.SHARED_BYTES': 256,
+        'encoding.compression.MIN_BYTES': 512,
+        'encoding.compression._AUTO_BYTES': 512,
+        'redis.parts.INLINE_BYTES': 1 << 10,
+        'redis.parts.PART_BYTES': 512,
+        'encoding.value_parts.PART_BYTES': 512,
+        'encoding.value_parts.SHARED_BYTES': 256,
     }
     with ExitStack() as stack:
         for name, size in sizes.items():

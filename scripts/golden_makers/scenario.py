@@ -11,7 +11,7 @@ from unittest import mock
 from golden_files import RawRedis, keys_of
 from redis_server import RedisServer
 
-from ding_store.errors import StoreError, StreamFull, VersionConflict
+from ding_store.errors import StoreError, StoreTimeout, VersionConflict
 from ding_store.storage.base import OLDEST
 from ding_store.storage.encoding.framing import encode, encode_pieces
 from ding_store.storage.exactly_once.outbox import AppendRequest, Backfill, Payload
@@ -71,12 +71,12 @@ class Scenario:
         reader.close()
 
     def limits(self) -> None:
-        tight = {'max_pending_bytes': 700, 'overflow': 'error'}
+        tight = {'max_pending_bytes': 700, 'overflow': 'block'}
         a = self.store('limited', stream_options={'full': tight, 'dropping': {**tight, 'overflow': 'drop_oldest'}})
         a.register('full', 'learner')
-        with suppress(StreamFull):
+        with suppress(StoreTimeout):
             for _ in range(9):
-                a.append('full', {}, arrays_of(1))
+                a.append('full', {}, arrays_of(1), timeout_s=0)
         (first,) = a.read('full', max_entries=1)
         a.ack('full', 'learner', first.id)
         a.append('full', {}, arrays_of(1))
@@ -176,7 +176,7 @@ class Scenario:
         assert say(1) == 'OK'  # again
         assert say(3) == 'GAP'
         assert say(3, base=3) == 'OK'
-        assert say(4, plane=7) == 'PLANE'
+        assert say(4, transport=7) == 'PLANE'
         assert say(4, codec='snappy') == 'CODEC'
         assert say(4, admission=state.admission + 1) == 'FORGOTTEN'
         assert say(4, max_pending_bytes=100) == 'FULL'

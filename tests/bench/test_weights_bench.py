@@ -67,7 +67,7 @@ def test_way_that_fails_has_a_row_that_says_so(how, monkeypatch):
     import os
     import time
 
-    from ding_store.bench import weights, weights_ways
+    from benchmarks import weights, weights_ways
 
     class Broken(weights_ways.TorchSave):
         title = 'a broken peer'
