@@ -232,6 +232,7 @@ with task.start(async_mode=False, ctx=OnlineRLContext()):
 def test_tour_of_a_run_is_called_in_order(tmp_path, redis_binary):
     pytest.importorskip('ding')
     # The roles import these. They are forked from this process, which imports them once for all tests.
+    import ding.config.config  # noqa: F401
     import ding.framework.middleware  # noqa: F401
     import ding.worker  # noqa: F401
 
