@@ -150,6 +150,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Raises:
             - SchemaMismatch: The columns differ from the schema. Nothing changed.
             - PriorityError: See ``update_priorities``. Nothing changed.
+            - NotEnoughSpace: Memory or disk is full. Nothing changed.
         """
         if self._middleware:
             known = schema or self._elements.schema

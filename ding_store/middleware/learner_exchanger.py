@@ -138,7 +138,7 @@ class LearnerExchanger(Exchanger):
                 self._tell()
                 self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
                 self._pass_over_skipped()
-                self._tell_again()
+                self._restore_progress()
             is_away = self._is_away()
         if self._paced is not None:
             return self._paced.take(timeout_s)
@@ -256,7 +256,7 @@ class LearnerExchanger(Exchanger):
             self._reader.advance(ingested, PROGRESS, progress)
             self._untold, self._told = None, progress
 
-    def _tell_again(self) -> None:
+    def _restore_progress(self) -> None:
         """Put the progress again if the server lost it. Collectors that wait for it may be the only source of rows."""
         now = time.monotonic()
         if self._told is None or now < self._looked_at + LOOK_EVERY_S:

@@ -124,7 +124,7 @@ class _Departed:
         for name, figure in member.figures.items():
             if name == 'began_s':
                 self.began_s = [min([figure, *self.began_s])]
-            elif name not in _FIGURES:
+            elif name not in _OTHER_FIGURES:
                 self.sums[name] = self.sums.get(name, 0) + figure
         self.num_not_left += member.state == 'alive'
 
@@ -271,7 +271,7 @@ class Members:
         return self._gone(role).sums.get(figure, 0) + sum(m.figures.get(figure, 0) for m in self.of(role))
 
     def began_s(self, role: str) -> Optional[float]:
-        """Return when the first member of a role began, in seconds since the epoch."""
+        """Return when the first member of a role began, in seconds of CLOCK_MONOTONIC."""
         began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures]
         return min(began + self._gone(role).began_s, default=None)
 
@@ -324,7 +324,7 @@ def _are_versions(value: Any) -> bool:
 
 
 #: Figures that are not counts. An evaluation's return may be infinite before the first one.
-_FIGURES: Dict[str, Callable[[Any], bool]] = {
+_OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
     'eval_value': _is_number,
     'checkpoint_overhead': _is_number,
     'began_s': _is_time,
@@ -336,7 +336,7 @@ _FIGURES: Dict[str, Callable[[Any], bool]] = {
 
 def _are_figures(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _is_text(name) and _FIGURES.get(name, _is_int)(figure) for name, figure in value.items()
+        _is_text(name) and _OTHER_FIGURES.get(name, _is_int)(figure) for name, figure in value.items()
     )
 
 

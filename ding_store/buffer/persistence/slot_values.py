@@ -1,4 +1,4 @@
-"""A file with one number per row that survives the process, such as a priority. No row of the table waits for it."""
+"""A file with one number per row that survives the process, such as a priority. Commits do not include it."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _VALUE, _BITS = struct.Struct('<d'), struct.Struct('<Q')
 class SlotValues:
     """
     Overview:
-        Values by slot, each stored with its row number. A value left by an earlier row of the slot is ignored, so that
-        new rows need no write here.
+        Values by slot, each stored with its row number. A value left by an earlier row of the slot is ignored, so
+        that a write that a kill prevented does no harm.
     Arguments:
         - path (:obj:`str`): The file. It is created if there is none.
         - capacity (:obj:`int`): The number of slots.

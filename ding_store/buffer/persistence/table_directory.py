@@ -34,8 +34,8 @@ The states of a slot. The arrow names what is stored, in this order by one threa
     LIVE --- redo record ---> LIVE, to be overwritten --- payload ---> --- no redo record ---> LIVE
              a crash from here on                         repeats this
 
-The state of samplers is separate, and no row waits for it. Priorities that come with new rows are stored before the
-rows are LIVE. Later priorities, use counts and a queue's place are stored before the call that changes them returns.
+Commits do not include the state of samplers. Only priorities that come with new rows are stored before the rows are
+LIVE. Later priorities, use counts and a queue's place are stored before the call that changes them returns.
 Values of a row that moves to another slot are stored before its number. A kill may therefore count a batch that no
 thread received. But no row is sampled more often than its limit, and a queue returns no row twice. The number of rows
 that the rate limiter admitted follows from the commit. The limiter stores only the start of its count.

@@ -1,4 +1,4 @@
-"""Sends scripts without waiting for their replies."""
+"""Sends acks and progress without waiting for their replies, and sends them again if a reply was lost."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Unanswered:
             Read the replies to the last scripts, then send these in one message.
         Arguments:
             - note (:obj:`Callable`): Called with the replies.
-            - again (:obj:`Callable`): Repeats the same in calls that wait, if the replies were lost or are errors. It
-              must do no harm if the scripts have run.
+            - again (:obj:`Callable`): Sends the same again and waits for the replies, if they were lost or are errors.
+              It must do no harm if the scripts have run.
         """
         with self._connection.held(self._lock):
             self._flush()

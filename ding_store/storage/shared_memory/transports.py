@@ -4,6 +4,9 @@ An entry on the shared-memory transport holds a *reference* to its payload. A re
 requests a *backfill*: the writer then puts the payload into the store as well. Only the server has a list of all
 readers, so the server decides which transport a stream uses. When the transport changes, the server refuses references
 of the old one. It also reports the last entry that the writers must backfill.
+
+Values have no such list. After the first reader that cannot map a value's slot has called ``request_version``, the
+writer sends this and all later versions through Redis as well.
 """
 
 from __future__ import annotations

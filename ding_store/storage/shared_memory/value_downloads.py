@@ -67,7 +67,7 @@ class HostCopies:
                 return payload
             with self._lock_of(name).taken() as held:
                 payload = self._find(name, path, listed)
-                if payload is None and held is not None and self._fill(name, path, listed, held.touch):
+                if payload is None and held is not None and self._download_into_slot(name, path, listed, held.touch):
                     payload = self._find(name, path, listed)
             if payload is not None:
                 return payload
@@ -115,7 +115,7 @@ class HostCopies:
         with self._lock:
             return self._locks.setdefault(name, FetchLock(lambda: self._cache.fetch_path_of(name)))
 
-    def _fill(self, name: str, path: str, listed: PartList, moved: Moved) -> bool:
+    def _download_into_slot(self, name: str, path: str, listed: PartList, moved: Moved) -> bool:
         slots, trailer = self._slots(name, path), listed.pack()
         contents = slots.contents()
         known = where_known({slot: _listed(content) for slot, content in contents.items()})
