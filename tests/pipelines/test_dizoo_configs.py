@@ -174,7 +174,7 @@ def check_roles(directory, name, *script, **environment):
     is_direct = is_replayed and name != 'qbert_ppo'  # whose advantages are estimated first, of elements
     assert ('columns go into the replay directly' in logs) == is_direct, re.sub(r'\x1b\S*', '', logs)[-3000:]
     if name.startswith(('pong', 'qbert')):
-        assert 'travel as bytes while they are' in logs
+        assert 'travel as bytes until one does not' in logs
         assert 'travels as float32 from now on' not in logs
 
 
