@@ -181,8 +181,8 @@ def test_files_in_a_path(tmp_path: Path) -> None:
 
 
 def test_private_files_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(column_memory.space, 'available_memory', lambda: 1000)
-    monkeypatch.setattr(column_memory.space, 'roomiest_directory', lambda: str(tmp_path))
+    monkeypatch.setattr(column_memory.free_space, 'available_memory', lambda: 1000)
+    monkeypatch.setattr(column_memory.free_space, 'roomiest_directory', lambda: str(tmp_path))
     table = Table(SPECS, 1000)
     table.extend(rows_of(0, 1500))
     assert contents(table) == list(range(500, 1500))

@@ -23,8 +23,8 @@ from ding_store.errors import NotEnoughData, NotEnoughSpace
 @pytest.fixture(params=['memory', 'files', 'path'])
 def options(request: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
     if request.param == 'files':
-        monkeypatch.setattr(column_memory.space, 'available_memory', lambda: 1000)
-        monkeypatch.setattr(column_memory.space, 'roomiest_directory', lambda: str(tmp_path))
+        monkeypatch.setattr(column_memory.free_space, 'available_memory', lambda: 1000)
+        monkeypatch.setattr(column_memory.free_space, 'roomiest_directory', lambda: str(tmp_path))
     return {'path': str(tmp_path / 'replay')} if request.param == 'path' else {}
 
 
