@@ -52,7 +52,6 @@ class TableHeader:
         - next_row (:obj:`int`): The lowest number for the next row.
         - num_skipped (:obj:`int`): Number of row numbers that were skipped when rows were replaced.
         - first_row (:obj:`int`): Rows below this one were deleted, all at once.
-        - version (:obj:`int`): Version of the files that were read. Writes always use ``VERSION``.
     """
 
     capacity: int
@@ -62,7 +61,6 @@ class TableHeader:
     next_row: int = 0
     num_skipped: int = 0
     first_row: int = 0
-    version: int = VERSION
 
 
 def read_header(path: str) -> Optional[TableHeader]:
@@ -105,7 +103,7 @@ def _header(fields: Dict[str, Any]) -> TableHeader:
         raise FormatMismatch(
             f'columns of encodings {unknown} were written by a later version of ding_store. Upgrade ding_store.'
         )
-    header = TableHeader(**{**fields, 'columns': columns})
+    header = TableHeader(**{name: value for name, value in fields.items() if name != 'version'} | {'columns': columns})
     for what in ('generation', 'next_row', 'num_skipped', 'first_row'):
         _number(getattr(header, what), what)
     if _number(header.capacity, 'capacity') < 1:
