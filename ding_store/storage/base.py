@@ -57,11 +57,11 @@ class EntryId(_Place):
 class ValueVersion(int):
     """
     Overview:
-        Number of a value's version that also knows which put made it. A server that goes back in time gives a number
-        twice: ``get`` and ``put`` tell the two apart by a number that they returned themselves. Equal numbers are
-        equal, whatever put made them, and a plain number is compared as that.
+        Number of a value's version, with the id of the put that made it. A server that goes back in time gives a number
+        twice. The id tells the two versions apart, if a caller passes on the version that ``get`` or ``put`` returned.
+        Comparisons ignore the id.
     Attributes:
-        - put_id (:obj:`str`): Random, of one put; '' where it is not known.
+        - put_id (:obj:`str`): Random id of the put. '' if it is unknown.
     """
 
     put_id: str = ''
@@ -73,8 +73,13 @@ class ValueVersion(int):
 
     def is_of_another_put(self, known: int) -> bool:
         """Return whether ``known`` is another number, or the number of another put."""
-        known_id = getattr(known, 'put_id', '')
+        known_id = put_id_of(known)
         return self != known or (known_id != '' and known_id != self.put_id)
+
+
+def put_id_of(version: Optional[int]) -> str:
+    """Return the id of the put that made a version. '' for a plain number, or None."""
+    return version.put_id if isinstance(version, ValueVersion) else ''
 
 
 #: Before the oldest entry of any epoch.

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
-from ding_store.storage.base import ValueVersion
+from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
@@ -67,7 +67,7 @@ class RedisValues:
         expected = -1 if expected_version is None else int(expected_version)
         if expected_version is not None and expected_version < 0:  # The server takes a negative one for any version.
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
-        expected_token = getattr(expected_version, 'put_id', '')
+        expected_token = put_id_of(expected_version)
         newest = self._versions.get(name, 0)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
@@ -154,7 +154,7 @@ class RedisValues:
         return bool(self._call(f'get {name!r}', read))
 
     def backfill(self, name: str, version: int, payload: Pieces) -> bool:
-        token = getattr(version, 'put_id', '')
+        token = put_id_of(version)
 
         def backfill(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             return self._run('fill_value', name, int(version), place, keys, token, before=before)
