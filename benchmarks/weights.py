@@ -233,7 +233,7 @@ def _of_size(size: int, chosen: Sequence[str], num_readers: int, num_rounds: int
 
 
 class WayFailed(StoreError):
-    """Inside this module: a way that failed, or was not done in time."""
+    """A way that failed or took too long. It does not leave this module."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f'{name}: {reason}')
@@ -241,7 +241,7 @@ class WayFailed(StoreError):
 
 
 def _measured(names: List[str], *arguments: Any) -> Dict[str, Any]:
-    """As ``measure``; a way that fails has an ``error``, and the others are measured again without it."""
+    """Measure all ways. A way that fails gets an ``error``, and the others are measured again without it."""
     failed: Dict[str, Any] = {}
     while True:
         try:

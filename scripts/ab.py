@@ -8,7 +8,7 @@ Compare the speed of two commits: run one command in both, in turn, and print ra
 Each commit is checked out into a new git worktree. `.` stands for the working tree as it is. The command runs
 in the root of the checkout, with the checkout first on PYTHONPATH. It writes its figures as JSON to the path that
 replaces `{json}`. One warm-up per side compiles what numba keeps, and is not counted. Each pair runs both sides. The
-side that runs first alternates.
+side that runs first alternates. Both commits must have the command.
 
 A ratio above 1 means that the second commit is faster. The interval is the percentile bootstrap (95 %) of the median of
 the pairs' ratios. "slower" is printed if the upper end of the interval is below 0.95. The exit code is 1 if any figure

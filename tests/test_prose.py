@@ -1,4 +1,4 @@
-"""Plain language, as far as a machine can see it: in docstrings, comments and messages of the package."""
+"""Plain language, as far as a machine can see it: in docstrings and comments of the package and the benchmarks."""
 
 import ast
 import io
@@ -10,7 +10,7 @@ from typing import Iterator, List, Tuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = sorted((ROOT / 'ding_store').rglob('*.py'))
+FILES = sorted(path for package in ('ding_store', 'benchmarks') for path in (ROOT / package).rglob('*.py'))
 GLOSSARY = ROOT / 'docs' / 'glossary.md'
 MAX_TERMS = 40
 

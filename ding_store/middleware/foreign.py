@@ -38,8 +38,7 @@ def fields_of(value: Optional[Value], kinds: Mapping[str, Callable[[Any], bool]]
     if not wrong:
         return value.header
     logging.warning(
-        f'ding_store: version {value.version} of value {value.name!r} was put by another program, and is passed over: '
-        f'{", ".join(map(repr, wrong))} of its header {"are" if len(wrong) > 1 else "is"} missing or wrong. Give what '
-        'that program puts another name'
+        f'ding_store: value {value.name!r} was put by another program, and is ignored: version {value.version} has '
+        f'missing or wrong header fields {", ".join(map(repr, wrong))}. Let that program use another name.'
     )
     return None

@@ -469,7 +469,7 @@ class TestStreamsOfOneWriter:
         assert all(store._writer.has_stream_writer(name) for name in living)
         store._writer._forget_deleted()
         left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
-        assert left == [], 'whoever forgets a stream leaves it'
+        assert left == [], 'a store that forgets a stream leaves it'
 
     @pytest.mark.parametrize('is_own', [False, True])
     @pytest.mark.parametrize('max_ended', [MAX_ENDED, 1])

@@ -202,7 +202,7 @@ class RowIndex:
         finish(forget)
 
     def tell_loaded(self) -> None:
-        """Behind what replaced all rows by those of a file."""
+        """Notify listeners that rows from a file replaced all rows."""
         for listener in self._listening():
             listener.loaded()
 
