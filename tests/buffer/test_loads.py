@@ -13,7 +13,7 @@ import pytest
 import torch
 from ding.data import DequeBuffer
 from elements import number, transition
-from test_files import contents, filled, save_old, save_unchecked
+from test_files import contents, filled
 from test_threads import run_all
 
 from ding_store.buffer import StoreBuffer
@@ -21,7 +21,7 @@ from ding_store.buffer.persistence import journal
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
-from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch, StoreError
+from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace, SchemaMismatch
 
 
 def numbered(size: int = 40, **options: Any) -> StoreBuffer:
@@ -197,22 +197,6 @@ def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
     buffer.load_data(str(name))
     assert [number(item.data) for item in buffer] == list(range(30))
     buffer.close()
-
-
-@pytest.mark.parametrize('write', [save_old, save_unchecked])
-def test_damage_of_earlier_formats_has_a_name(tmp_path: Path, write: Any) -> None:
-    """There are no checksums in them: some of it is read as it is."""
-    name, random = tmp_path / 'save', np.random.default_rng(0)
-    write(numbered(), name)
-    data = name.read_bytes()
-    for _ in range(200):
-        buffer = StoreBuffer(40)
-        buffer.push(transition(77), {'a': 1})
-        name.write_bytes(flipped(data, random))
-        try:
-            buffer.load_data(str(name))
-        except StoreError:
-            assert contents(buffer) == [('0', 77, {'a': 1})]
 
 
 def stock_file(path: Path, shapes: List[int]) -> bytes:
