@@ -38,7 +38,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Remove what tests left in /tmp and /dev/shm; where nothing else runs, what cannot be removed is named."""
+    """
+    Remove what tests left in /tmp, /var/tmp and /dev/shm.
+
+    In continuous integration, where nothing else runs, the session fails if paths are still there.
+    """
     leftovers = session.config.stash.get(_LEFTOVERS, None)
     if leftovers is None:
         return
@@ -48,6 +52,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         sys.stderr.write(f'\nfiles of the tests are in {leftovers.directory}\n')
     if left and os.environ.get('CI'):
         sys.stderr.write(f'\nthe tests left behind: {", ".join(left)}\n')
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(autouse=True)
