@@ -45,7 +45,7 @@ def logs(tmp_path):
 @pytest.mark.parametrize(
     ('kind', 'number', 'everybody'),
     [
-        ('ditask', signal.SIGINT, True),
+        pytest.param('ditask', signal.SIGINT, True, marks=pytest.mark.long),
         ('ditask', signal.SIGTERM, False),
         ('roles', signal.SIGTERM, True),
         ('roles', signal.SIGHUP, True),

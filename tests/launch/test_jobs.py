@@ -406,6 +406,7 @@ def test_unmodified_example_under_ditask(tmp_path):
     assert 'Timeout when waiting' not in run.text
 
 
+@pytest.mark.long
 def test_a_ditask_worker_that_comes_after_the_end_leaves_with_the_others(tmp_path):
     (tmp_path / 'late.py').write_text(
         'import sys, time\n'

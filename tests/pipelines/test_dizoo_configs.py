@@ -40,7 +40,22 @@ WORKERS = [
     'smax_3s5z_masac',
     'gobigger_dqn',
 ]
+#: A pipeline of each kind: steps that are replayed, an on-policy one, and sequences.
+SHORT_WORKERS = ('cartpole_dqn', 'cartpole_ppo', 'pong_r2d2')
 WORKERS_RUNS = [f'{name}:workers' for name in WORKERS]
+ROLES_RUNS = [
+    'cartpole_dqn_per',
+    'cartpole_ppo',
+    'pong_r2d2',
+    'pong_impala',
+    'qbert_ppo',
+    'hopper_sac',
+    'smax_3s5z_qmix',
+    'smax_3s5z_masac',
+    'gobigger_dqn',
+]
+#: On-policy, sequences of three kinds, elements whose advantages are estimated first, and nested observations.
+SHORT_ROLES = ('cartpole_ppo', 'pong_r2d2', 'pong_impala', 'qbert_ppo', 'smax_3s5z_qmix', 'gobigger_dqn')
 SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
 
 
@@ -51,16 +66,24 @@ def is_there(name):
     return True
 
 
+def short(names, chosen):
+    """The names as parameters; those that are not chosen are long."""
+    return [name if name in chosen else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 @pytest.fixture(scope='module')
-def runs(tmp_path_factory):
-    """All runs but those of the launcher, forked from one that has imported everything: seconds each instead of ten."""
+def runs(request, tmp_path_factory):
+    """The runs of the selected tests, forked from a process that has imported everything: seconds each, not ten."""
     directory = tmp_path_factory.mktemp('runs')
     wanted = []
-    for run in RUNS + WORKERS_RUNS + SERIAL_RUNS:
+    for item in request.session.items:
+        if item.module is not request.module or 'runs' not in item.fixturenames:
+            continue
+        run = item.callspec.params['run']
         try:
             is_there(run.partition(':')[0])
             wanted.append(run)
-        except BaseException:  # noqa: BLE001 - its own test says so
+        except BaseException:  # noqa: BLE001 - the run's own test reports it
             pass
     command = [sys.executable, '-W', 'ignore', str(HERE / 'forked_runs.py'), *wanted]
     env = environment()
@@ -76,7 +99,7 @@ def test_trains_in_one_process(runs, run):
         assert record['modules'] == [], 'nothing of the store was imported'
 
 
-@pytest.mark.parametrize('run', WORKERS_RUNS)
+@pytest.mark.parametrize('run', short(WORKERS_RUNS, [f'{name}:workers' for name in SHORT_WORKERS]))
 def test_stock_trains_with_a_process_per_role(runs, run):
     """A learner, an evaluator and two collectors, DI-engine's own exchangers between them."""
     trained(runs, run)
@@ -117,20 +140,7 @@ def record_of(directory, node=0):
     return json.loads(path.read_text())
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        'cartpole_dqn_per',
-        'cartpole_ppo',
-        'pong_r2d2',
-        'pong_impala',
-        'qbert_ppo',
-        'hopper_sac',
-        'smax_3s5z_qmix',
-        'smax_3s5z_masac',
-        'gobigger_dqn',
-    ],
-)
+@pytest.mark.parametrize('name', short(ROLES_RUNS, SHORT_ROLES))
 def test_trains_with_a_process_per_role(tmp_path, name):
     is_there(name)
     main, *options = arguments(name)

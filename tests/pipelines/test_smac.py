@@ -33,12 +33,27 @@ pytestmark = pytest.mark.timeout(300)
 CONFIGS = {'qmix': smac_3s5z_qmix_config, 'masac': smac_3s5z_masac_config}
 
 
+class Child:
+    """Runs functions in a process that keeps what it has compiled, also for processes with the same TMPDIR."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv('TMPDIR', str(directory))
+            patch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
+            self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))
+            self.first = self(smac_jobs.first_steps)  # starts the process
+
+    def __call__(self, function):
+        return self.pool.submit(function).result(150)
+
+
 @pytest.fixture(scope='module')
-def child():
-    """``child(function)`` runs in a process that keeps what it has compiled."""
+def child(tmp_path_factory):
     need_extra('jaxmarl', 'smax')
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
-        yield lambda function: pool.submit(function).result(150)
+    child = Child(tmp_path_factory.mktemp('child'))
+    with child.pool:
+        yield child
 
 
 def test_battles_of_smax(child):
@@ -53,19 +68,15 @@ def test_battles_of_smax_follow_their_seeds(child):
     child(smac_jobs.check_seeds)
 
 
-def test_a_battle_is_compiled_once_per_machine(tmp_path, monkeypatch):
-    need_extra('jaxmarl', 'smax')
-    monkeypatch.setenv('TMPDIR', str(tmp_path))
-    monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
-    found = []
-    for _ in range(2):
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn')) as pool:
-            found.append(pool.submit(smac_jobs.first_steps).result(150))
-    (compiled, misses, hits), (loaded, no_misses, all_hits) = found
+def test_a_battle_is_compiled_once_per_machine(child):
+    compiled, misses, hits = child.first
+    another = Child(child.directory)
+    with another.pool:
+        loaded, no_misses, all_hits = another.first
     assert (misses > 0, hits) == (True, 0)
     assert (no_misses, all_hits) == (0, misses)
     assert all(map(same, compiled, loaded))
-    (kept,) = tmp_path.glob('ding-store-smax-*')
+    (kept,) = child.directory.glob('ding-store-smax-*')
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
 
 
