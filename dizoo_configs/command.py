@@ -1,4 +1,4 @@
-"""Shared parts of the mains: command line, environments from a config, roles, and the end of a run."""
+"""Command line of the mains: its options, and the checks of what they set in a config."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ import os
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Set, Tuple
+from typing import Any, Callable, Sequence, Set, Tuple
 
 import yaml
-from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls, get_vec_env_setting
+from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls
 from ding.framework import Parallel, task
-from ding.framework.middleware import online_logger, termination_checker
-from ding.framework.task import VoidMiddleware
 from ding.utils import POLICY_REGISTRY
 from easydict import EasyDict
 
@@ -356,60 +354,3 @@ def run(main: Callable, given: Options) -> None:
         )
     else:
         Parallel.runner(n_parallel_workers=given.parallel_workers, topology='mesh')(main, given)
-
-
-def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
-    """
-    Make the environments of a config.
-
-    Returns:
-        - collector_env, evaluator_env: Env managers. They start their environments at the first use.
-    Raises:
-        - FileNotFoundError: The game is missing and this process would play it. The text has the fix.
-    """
-    settings: Dict[str, Any] = copy.deepcopy(cfg.env)
-    env, collector_cfgs, evaluator_cfgs = get_vec_env_setting(settings)
-    if hasattr(env, 'need_game') and not (task.router.is_active and _role() == task.role.LEARNER):
-        env.need_game()
-    manager = ENV_MANAGERS[create_config.env_manager.type]
-    return (
-        manager([partial(env, cfg=each) for each in collector_cfgs], cfg.env.manager),
-        manager([partial(env, cfg=each) for each in evaluator_cfgs], cfg.env.manager),
-    )
-
-
-def take_role() -> None:
-    task.add_role(_role())
-
-
-def _role() -> Any:
-    """Return the role by node id, as in DI-engine's examples: 0 learns, 1 evaluates, the others collect."""
-    roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
-    return roles.get(task.router.node_id, task.role.COLLECTOR)
-
-
-def use_logger(train_show_freq: int) -> None:
-    """
-    Use DI-engine's online_logger with a copy of the outputs. It pops the newest from ``ctx.train_output``. Plain
-    DI-engine's prioritized replay then finds no priorities there (``IndexError: pop from empty list``).
-    """
-    log = online_logger(train_show_freq=train_show_freq)
-    if isinstance(log, VoidMiddleware):
-        return
-
-    def _logger(ctx: Any) -> None:
-        outputs = ctx.train_output
-        ctx.train_output = list(outputs) if isinstance(outputs, list) else outputs
-        log(ctx)
-        ctx.train_output = outputs
-
-    task.use(_logger)
-
-
-def use_end(given: Options) -> None:
-    """Make the learner end the run at the limits of the options."""
-    learns = not task.router.is_active or task.has_role(task.role.LEARNER)
-    if learns and (given.max_env_step or given.max_train_iter):
-        task.use(
-            termination_checker(max_env_step=given.max_env_step or None, max_train_iter=given.max_train_iter or None)
-        )

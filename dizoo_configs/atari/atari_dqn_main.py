@@ -51,7 +51,8 @@ from ditk import logging
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
+from dizoo_configs.builder import make_envs, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = [
     f'dizoo_configs.atari.{name}_config'

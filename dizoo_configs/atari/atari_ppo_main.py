@@ -46,7 +46,8 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
+from dizoo_configs.builder import make_envs, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = ['dizoo_configs.atari.qbert_ppo_config', 'dizoo_configs.atari.pong_ppo_config']
 

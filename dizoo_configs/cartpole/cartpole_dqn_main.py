@@ -48,7 +48,8 @@ from ditk import logging
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.trajectories import nstep_returns
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end, use_logger
+from dizoo_configs.builder import take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
 

@@ -54,7 +54,8 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
+from dizoo_configs.builder import take_role, use_end
+from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
 

@@ -40,7 +40,8 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
+from dizoo_configs.builder import make_envs, take_role, use_end, use_logger
+from dizoo_configs.command import DEFAULTS, Options, options, run
 from dizoo_configs.gobigger.gobigger_policy import GoBiggerDQNPolicy
 
 CONFIGS = ['dizoo_configs.gobigger.gobigger_dqn_config']

@@ -45,7 +45,8 @@ from ditk import logging
 
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
+from dizoo_configs.builder import make_envs, take_role, use_end
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = ['dizoo_configs.smac.smac_3s5z_masac_config', 'dizoo_configs.smac.smax_3s5z_masac_config']
 

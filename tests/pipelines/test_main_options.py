@@ -19,7 +19,8 @@ from jobs import ROOT
 from ding_store import enable
 from ding_store.config import ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
-from dizoo_configs.command import Options, options, run, use_end
+from dizoo_configs.builder import use_end
+from dizoo_configs.command import Options, options, run
 
 CARTPOLE = 'dizoo_configs.cartpole.cartpole_dqn_main'
 
