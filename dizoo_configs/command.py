@@ -6,7 +6,6 @@ import argparse
 import copy
 import difflib
 import importlib
-import inspect
 import os
 import re
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from easydict import EasyDict
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
+from dizoo_configs.help import help_text
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
 #: Keys that DI-engine itself reads from any environment's config.
@@ -240,20 +240,18 @@ def _keys(path: Sequence[str], *configs: Any) -> Set[str]:
     return found
 
 
-def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:
+def options(main: Callable, configs: Sequence[str]) -> Options:
     """
     Overview:
-        Parse the command line of a main. Its ``--help`` is its module's docstring.
+        Parse the command line of a main. ``--help`` prints its module's docstring and its commands.
     Arguments:
         - configs (:obj:`Sequence[str]`): Modules of configs that ``--config`` may name. The first is the default.
-        - can_checkpoint (:obj:`bool`): True if the main uses a checkpointer.
     """
-    parser = argparse.ArgumentParser(
-        description=inspect.getdoc(inspect.getmodule(main)), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     names = {name.rpartition('.')[2].replace('_config', ''): name for name in configs}
-    if names:
-        parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
+    parser = argparse.ArgumentParser(
+        description=help_text(main, run=next(iter(names))), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
     parser.add_argument('-s', '--seed', type=partial(_number, limit=2**31), default=0)
     parser.add_argument(
         '--stock', action='store_true', help='plain DI-engine: the same as main_config.store.enable=False'
@@ -277,29 +275,27 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
         metavar='KEY=VALUE',
         help='set a key of main_config, e.g. policy.learn.batch_size=64',
     )
-    if can_checkpoint:
-        parser.add_argument('--checkpoint', action='store_true', help='survive a crash of any process')
+    parser.add_argument('--checkpoint', action='store_true', help='survive a crash of any process')
     given = parser.parse_args()
     try:
         settings = tuple(_setting(text) for text in given.set)
     except ConfigError as error:
         parser.error(str(error))
     made = Options(
-        config=names[given.config] if names else '',
+        config=names[given.config],
         seed=given.seed,
         stock=given.stock,
         max_env_step=given.max_env_step,
         max_train_iter=given.max_train_iter,
         env_manager=given.env_manager,
         settings=settings,
-        checkpoint=can_checkpoint and given.checkpoint,
+        checkpoint=given.checkpoint,
         parallel_workers=given.parallel_workers,
     )
-    if names:
-        try:
-            made.configs(made.config)
-        except ConfigError as error:
-            parser.error(str(error))
+    try:
+        made.configs(made.config)
+    except ConfigError as error:
+        parser.error(str(error))
     return made
 
 

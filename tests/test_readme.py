@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import pytest
 
 from ding_store.config import StoreConfig
+from dizoo_configs.help import commands as main_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -24,7 +25,7 @@ TEXTS = [
     *(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
 ]
 RUNS = '<!-- runs by itself -->'
-#: Their docstrings have commands, too, in lines that begin with >.
+#: Their docstrings, and the help text of the mains, have commands, too, in lines that begin with >.
 PIPELINES = sorted((ROOT / 'dizoo_configs').glob('*/*.py'))
 
 
@@ -72,7 +73,10 @@ def commands() -> List[Tuple[str, List[str]]]:
             if words:
                 found.append((block.place, words))
     for path in PIPELINES:
-        for line in (ast.get_docstring(ast.parse(path.read_text())) or '').splitlines():
+        text = ast.get_docstring(ast.parse(path.read_text())) or ''
+        if path.name.endswith('_main.py'):
+            text += f'\n\n{main_commands(path, "r")}'
+        for line in text.splitlines():
             if line.startswith('> '):
                 found.append((str(path.relative_to(ROOT)), shlex.split(line[2:])))
     return found

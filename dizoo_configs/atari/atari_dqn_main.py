@@ -1,42 +1,21 @@
 """
 # Atari DQN through the store
 
-Install the extra: `scripts/setup.sh --extra atari`. One process, Pong. `--config qbert_dqn` is Qbert, `--config
-pong_dqn_per` and `qbert_dqn_per` sample by priority, `pong_apex` is in the style of Ape-X:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Pong:
 
 > python3 -u dizoo_configs/atari/atari_dqn_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+`--help` lists the options, and the commands for several processes and machines. `--config qbert_dqn` is Qbert, `--config
+pong_dqn_per` and `qbert_dqn_per` sample by priority, `pong_apex` is in the style of Ape-X.
 
 Ape-X style (Horgan et al. 2018): each collector has its own epsilon and computes the first priorities of its
 transitions. The learner trains as fast as it can. Set `policy.other.apex.num_collectors` to their number:
 
 > ding-store run --roles learner=1,evaluator=1,collector=8 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_apex
 
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others:
-
-> ding-store run --store redis://learner-host:6379 --run pong_dqn --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
-> ding-store join --store redis://learner-host:6379 --run pong_dqn --role collector -- python3 -u dizoo_configs/atari/atari_dqn_main.py
-
-One machine, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.atari.atari_dqn_main.main --parallel-workers 4 --topology mesh
-
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_dqn_config.py -s 0
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
-command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/atari/atari_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
 from ding.framework import task
@@ -73,4 +52,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

@@ -1,39 +1,19 @@
 """
 # Atari PPO (off-policy) through the store
 
-Install the extra: `scripts/setup.sh --extra atari`. One process, Qbert. `--config pong_ppo` is Pong:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Qbert:
 
 > python3 -u dizoo_configs/atari/atari_ppo_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
+`--help` lists the options, and the commands for several processes and machines. `--config pong_ppo` is Pong.
 
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others:
-
-> ding-store run --store redis://learner-host:6379 --run qbert_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-> ding-store join --store redis://learner-host:6379 --run qbert_ppo --role collector -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-
-One machine, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.atari.atari_ppo_main.main --parallel-workers 4 --topology mesh
+The learner estimates advantages and pushes them into its replay, which uses a step at most `max_use` times. A
+checkpoint keeps the use counts.
 
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/qbert_ppo_config.py -s 0
-
-The learner estimates advantages and pushes them into its replay, which uses a step at most `max_use` times.
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint, with the use counts of its replay. If all
-processes were killed, run the same command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/atari/atari_ppo_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+"""
 
 from ding.framework import task
 from ding.framework.middleware import StepCollector, interaction_evaluator
@@ -62,4 +42,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

@@ -1,38 +1,13 @@
 """
 # CartPole DQN through the store
 
-One process (`--help` lists the options of all commands below). `--config cartpole_dqn_per` samples by priority:
+One process:
 
 > python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
-
-The same, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.cartpole.cartpole_dqn_main.main --parallel-workers 4 --topology mesh
-
-Another collector for a running job on this machine. A job that DI-engine started takes its run's
-name from exp_name, so add `--run cartpole_dqn_seed0`:
-
-> ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others. With `join --wait` these may start first:
-
-> ding-store run --store redis://learner-host:6379 --run cartpole_dqn --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
-> ding-store join --store redis://learner-host:6379 --run cartpole_dqn --role collector -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py
-
-With `--checkpoint` at the end of these commands, a learner that crashes resumes from its last checkpoint. If all
-processes were killed, run the same command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+`--help` lists the options, and the commands for several processes and machines. `--config cartpole_dqn_per` samples by
+priority.
+"""
 
 import gym
 from ding.envs import DingEnvWrapper
@@ -71,4 +46,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

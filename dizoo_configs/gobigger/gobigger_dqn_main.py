@@ -1,34 +1,13 @@
 """
 # GoBigger DQN through the store
 
-Install the extra: `scripts/setup.sh --extra gobigger`. One process (`--help` lists the options of all commands below):
+Install the extra: `scripts/setup.sh --extra gobigger`. One process:
 
 > python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
-
-Another collector for a running job on this machine:
-
-> ding-store join --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others. With `join --wait` these may start first:
-
-> ding-store run --store redis://learner-host:6379 --run gobigger --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
-> ding-store join --store redis://learner-host:6379 --run gobigger --role collector -- python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
-command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, with its own
-prioritized replay.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/gobigger/gobigger_dqn_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+`--help` lists the options, and the commands for several processes and machines. With the flag off, this is plain
+DI-engine, with its own prioritized replay.
+"""
 
 from ding.framework import task
 from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
@@ -58,4 +37,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

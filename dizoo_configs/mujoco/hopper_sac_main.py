@@ -5,33 +5,12 @@ Install the extra: `scripts/setup.sh --extra mujoco`. One process:
 
 > python3 -u dizoo_configs/mujoco/hopper_sac_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others:
-
-> ding-store run --store redis://learner-host:6379 --run hopper --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
-> ding-store join --store redis://learner-host:6379 --run hopper --role collector -- python3 -u dizoo_configs/mujoco/hopper_sac_main.py
-
-One machine, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.mujoco.hopper_sac_main.main --parallel-workers 4 --topology mesh
+`--help` lists the options, and the commands for several processes and machines.
 
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/mujoco/hopper_sac_config.py -s 0
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
-command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/mujoco/hopper_sac_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+"""
 
 from ding.framework import task
 from ding.framework.middleware import StepCollector, interaction_evaluator
@@ -61,4 +40,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

@@ -1,38 +1,18 @@
 """
 # SMAC 3s5z MASAC through the store
 
-In StarCraft II, with the extra `smac` and the game (see starcraft_env.py). One process (`--help` lists the options):
+In StarCraft II, with the extra `smac` and the game (see starcraft_env.py). One process:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
 
-On SMAX, with only the extra `smax`. All commands below also take `--config smax_3s5z_masac`:
+On SMAX, with only the extra `smax`:
 
 > python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py --config smax_3s5z_masac
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
-
-Another collector for a running job on this machine:
-
-> ding-store join --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others. With `join --wait` these may start first:
-
-> ding-store run --store redis://learner-host:6379 --run smac_masac --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
-> ding-store join --store redis://learner-host:6379 --run smac_masac --role collector -- python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
-command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine, except for the model,
-which its policy can call (policies.py).
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/smac/smac_3s5z_masac_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+`--help` lists the options, and the commands for several processes and machines. All of them also take `--config
+smax_3s5z_masac`. With the flag off, this is plain DI-engine, except for the model, which its policy can call
+(policies.py).
+"""
 
 from ding.framework import task
 from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
@@ -62,4 +42,4 @@ def main(given: Options = DEFAULTS) -> None:
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

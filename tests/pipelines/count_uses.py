@@ -51,4 +51,4 @@ def forward_counted(self, data):
 
 forward, Policy._forward_learn = Policy._forward_learn, forward_counted
 builder.use_end = use_end_and_mark
-module.main(options(module.main, module.CONFIGS, can_checkpoint=True))
+module.main(options(module.main, module.CONFIGS))

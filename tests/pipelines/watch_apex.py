@@ -46,4 +46,4 @@ def extend_and_write_down(self, *args, **kwargs):
 
 
 builder.use_end, StoreBuffer.extend = use_end_and_watch, extend_and_write_down
-atari.main(options(atari.main, atari.CONFIGS, can_checkpoint=True))
+atari.main(options(atari.main, atari.CONFIGS))
