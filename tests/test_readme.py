@@ -248,6 +248,13 @@ def check_names(tree: ast.AST) -> None:
                 assert hasattr(module, alias.name), f'{node.module} has no {alias.name}'
 
 
+def test_main_in_the_docs_is_the_one_of_ppo():
+    (shown,) = [block for block in blocks('python') if block.text.startswith('def main(')]
+    main = ast.parse((ROOT / 'dizoo_configs' / 'atari' / 'atari_ppo_main.py').read_text())
+    (real,) = [node for node in main.body if isinstance(node, ast.FunctionDef)]
+    assert ast.dump(ast.parse(shown.text).body[0]) == ast.dump(real)
+
+
 def test_some_blocks_run():
     assert sum(block.runs for block in blocks('python')) >= 2
 
