@@ -1,4 +1,4 @@
-"""Shared parts of the mains: command line, environments from a config, roles, and the end of a run."""
+"""Command line of the mains: its options, and the checks of what they set in a config."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import argparse
 import copy
 import difflib
 import importlib
-import inspect
 import os
 import re
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Sequence, Set, Tuple
+from typing import Any, Callable, Sequence, Set, Tuple
 
 import yaml
-from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls, get_vec_env_setting
+from ding.envs import BaseEnvManagerV2, SubprocessEnvManagerV2, get_env_cls
 from ding.framework import Parallel, task
-from ding.framework.middleware import online_logger, termination_checker
-from ding.framework.task import VoidMiddleware
 from ding.utils import POLICY_REGISTRY
 from easydict import EasyDict
 
 from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
 from ding_store.errors import ConfigError
+from dizoo_configs.help import help_text
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
 #: Keys that DI-engine itself reads from any environment's config.
@@ -242,20 +240,18 @@ def _keys(path: Sequence[str], *configs: Any) -> Set[str]:
     return found
 
 
-def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = False) -> Options:
+def options(main: Callable, configs: Sequence[str]) -> Options:
     """
     Overview:
-        Parse the command line of a main. Its ``--help`` is its module's docstring.
+        Parse the command line of a main. ``--help`` prints its module's docstring and its commands.
     Arguments:
         - configs (:obj:`Sequence[str]`): Modules of configs that ``--config`` may name. The first is the default.
-        - can_checkpoint (:obj:`bool`): True if the main uses a checkpointer.
     """
-    parser = argparse.ArgumentParser(
-        description=inspect.getdoc(inspect.getmodule(main)), formatter_class=argparse.RawDescriptionHelpFormatter
-    )
     names = {name.rpartition('.')[2].replace('_config', ''): name for name in configs}
-    if names:
-        parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
+    parser = argparse.ArgumentParser(
+        description=help_text(main, run=next(iter(names))), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--config', choices=sorted(names), default=next(iter(names)))
     parser.add_argument('-s', '--seed', type=partial(_number, limit=2**31), default=0)
     parser.add_argument(
         '--stock', action='store_true', help='plain DI-engine: the same as main_config.store.enable=False'
@@ -279,29 +275,27 @@ def options(main: Callable, configs: Sequence[str] = (), can_checkpoint: bool = 
         metavar='KEY=VALUE',
         help='set a key of main_config, e.g. policy.learn.batch_size=64',
     )
-    if can_checkpoint:
-        parser.add_argument('--checkpoint', action='store_true', help='survive a crash of any process')
+    parser.add_argument('--checkpoint', action='store_true', help='survive a crash of any process')
     given = parser.parse_args()
     try:
         settings = tuple(_setting(text) for text in given.set)
     except ConfigError as error:
         parser.error(str(error))
     made = Options(
-        config=names[given.config] if names else '',
+        config=names[given.config],
         seed=given.seed,
         stock=given.stock,
         max_env_step=given.max_env_step,
         max_train_iter=given.max_train_iter,
         env_manager=given.env_manager,
         settings=settings,
-        checkpoint=can_checkpoint and given.checkpoint,
+        checkpoint=given.checkpoint,
         parallel_workers=given.parallel_workers,
     )
-    if names:
-        try:
-            made.configs(made.config)
-        except ConfigError as error:
-            parser.error(str(error))
+    try:
+        made.configs(made.config)
+    except ConfigError as error:
+        parser.error(str(error))
     return made
 
 
@@ -356,60 +350,3 @@ def run(main: Callable, given: Options) -> None:
         )
     else:
         Parallel.runner(n_parallel_workers=given.parallel_workers, topology='mesh')(main, given)
-
-
-def make_envs(cfg: Any, create_config: Any) -> Tuple[Any, Any]:
-    """
-    Make the environments of a config.
-
-    Returns:
-        - collector_env, evaluator_env: Env managers. They start their environments at the first use.
-    Raises:
-        - FileNotFoundError: The game is missing and this process would play it. The text has the fix.
-    """
-    settings: Dict[str, Any] = copy.deepcopy(cfg.env)
-    env, collector_cfgs, evaluator_cfgs = get_vec_env_setting(settings)
-    if hasattr(env, 'need_game') and not (task.router.is_active and _role() == task.role.LEARNER):
-        env.need_game()
-    manager = ENV_MANAGERS[create_config.env_manager.type]
-    return (
-        manager([partial(env, cfg=each) for each in collector_cfgs], cfg.env.manager),
-        manager([partial(env, cfg=each) for each in evaluator_cfgs], cfg.env.manager),
-    )
-
-
-def take_role() -> None:
-    task.add_role(_role())
-
-
-def _role() -> Any:
-    """Return the role by node id, as in DI-engine's examples: 0 learns, 1 evaluates, the others collect."""
-    roles = {0: task.role.LEARNER, 1: task.role.EVALUATOR}
-    return roles.get(task.router.node_id, task.role.COLLECTOR)
-
-
-def use_logger(train_show_freq: int) -> None:
-    """
-    Use DI-engine's online_logger with a copy of the outputs. It pops the newest from ``ctx.train_output``. Plain
-    DI-engine's prioritized replay then finds no priorities there (``IndexError: pop from empty list``).
-    """
-    log = online_logger(train_show_freq=train_show_freq)
-    if isinstance(log, VoidMiddleware):
-        return
-
-    def _logger(ctx: Any) -> None:
-        outputs = ctx.train_output
-        ctx.train_output = list(outputs) if isinstance(outputs, list) else outputs
-        log(ctx)
-        ctx.train_output = outputs
-
-    task.use(_logger)
-
-
-def use_end(given: Options) -> None:
-    """Make the learner end the run at the limits of the options."""
-    learns = not task.router.is_active or task.has_role(task.role.LEARNER)
-    if learns and (given.max_env_step or given.max_train_iter):
-        task.use(
-            termination_checker(max_env_step=given.max_env_step or None, max_train_iter=given.max_train_iter or None)
-        )

@@ -14,6 +14,7 @@ from typing import Dict, List, NamedTuple, Tuple
 import pytest
 
 from ding_store.config import StoreConfig
+from dizoo_configs.help import commands as main_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -24,7 +25,7 @@ TEXTS = [
     *(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
 ]
 RUNS = '<!-- runs by itself -->'
-#: Their docstrings have commands, too, in lines that begin with >.
+#: Their docstrings, and the help text of the mains, have commands, too, in lines that begin with >.
 PIPELINES = sorted((ROOT / 'dizoo_configs').glob('*/*.py'))
 
 
@@ -72,7 +73,10 @@ def commands() -> List[Tuple[str, List[str]]]:
             if words:
                 found.append((block.place, words))
     for path in PIPELINES:
-        for line in (ast.get_docstring(ast.parse(path.read_text())) or '').splitlines():
+        text = ast.get_docstring(ast.parse(path.read_text())) or ''
+        if path.name.endswith('_main.py'):
+            text += f'\n\n{main_commands(path, "r")}'
+        for line in text.splitlines():
             if line.startswith('> '):
                 found.append((str(path.relative_to(ROOT)), shlex.split(line[2:])))
     return found
@@ -242,6 +246,13 @@ def check_names(tree: ast.AST) -> None:
             module = __import__(node.module, fromlist=['x'])
             for alias in node.names:
                 assert hasattr(module, alias.name), f'{node.module} has no {alias.name}'
+
+
+def test_main_in_the_docs_is_the_one_of_ppo():
+    (shown,) = [block for block in blocks('python') if block.text.startswith('def main(')]
+    main = ast.parse((ROOT / 'dizoo_configs' / 'atari' / 'atari_ppo_main.py').read_text())
+    (real,) = [node for node in main.body if isinstance(node, ast.FunctionDef)]
+    assert ast.dump(ast.parse(shown.text).body[0]) == ast.dump(real)
 
 
 def test_some_blocks_run():

@@ -1,57 +1,31 @@
 """
 # Atari DQN through the store
 
-Install the extra: `scripts/setup.sh --extra atari`. One process, Pong. `--config qbert_dqn` is Qbert, `--config
-pong_dqn_per` and `qbert_dqn_per` sample by priority, `pong_apex` is in the style of Ape-X:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Pong:
 
 > python3 -u dizoo_configs/atari/atari_dqn_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
-
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
+`--help` lists the options, and the commands for several processes and machines. `--config qbert_dqn` is Qbert, `--config
+pong_dqn_per` and `qbert_dqn_per` sample by priority, `pong_apex` is in the style of Ape-X.
 
 Ape-X style (Horgan et al. 2018): each collector has its own epsilon and computes the first priorities of its
 transitions. The learner trains as fast as it can. Set `policy.other.apex.num_collectors` to their number:
 
 > ding-store run --roles learner=1,evaluator=1,collector=8 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_apex
 
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others:
-
-> ding-store run --store redis://learner-host:6379 --run pong_dqn --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_dqn_main.py
-> ding-store join --store redis://learner-host:6379 --run pong_dqn --role collector -- python3 -u dizoo_configs/atari/atari_dqn_main.py
-
-One machine, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.atari.atari_dqn_main.main --parallel-workers 4 --topology mesh
-
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_dqn_config.py -s 0
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint. If all processes were killed, run the same
-command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/atari/atari_dqn_main.py --stock --parallel-workers 4
 """  # noqa: E501
 
-from ding.config import compile_config
-from ding.framework import ding_init, task
-from ding.framework.context import OnlineRLContext
+from ding.framework import task
 from ding.framework.middleware import StepCollector, eps_greedy_handler, interaction_evaluator
 from ding.model import DQN
 from ding.policy import DQNPolicy
-from ding.utils import set_pkg_seed
-from ditk import logging
 
-from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.trajectories import apex_epsilon, first_priorities, nstep_returns
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end, use_logger
+from dizoo_configs.builder import start
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = [
     f'dizoo_configs.atari.{name}_config'
@@ -60,39 +34,22 @@ CONFIGS = [
 
 
 def main(given: Options = DEFAULTS) -> None:
-    logging.getLogger().setLevel(logging.INFO)
-    main_config, create_config = given.configs(CONFIGS[0])
-    parts = pipeline(main_config)
-    is_first = task.router.node_id == 0
-    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
-    ding_init(cfg)
-    with task.start(async_mode=False, ctx=OnlineRLContext()):
-        collector_env, evaluator_env = make_envs(cfg, create_config)
-
-        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
-
+    with start(given, CONFIGS[0]) as loop:
+        cfg, parts = loop.cfg, loop.parts
         model = DQN(**cfg.policy.model)
         buffer_ = parts.replay(cfg)
         policy = DQNPolicy(cfg.policy, model=model)
 
-        if task.router.is_active:
-            take_role()
-            task.use(parts.ContextExchanger(skip_n_iter=1))
-            task.use(parts.ModelExchanger(model))
-
-        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
+        loop.use_exchangers(model)
+        task.use(interaction_evaluator(cfg, policy.eval_mode, loop.evaluator_env))
         task.use(apex_epsilon(cfg) if 'apex' in cfg.policy.other else eps_greedy_handler(cfg))
-        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        task.use(StepCollector(cfg, policy.collect_mode, loop.collector_env))
         task.use(nstep_returns(cfg))
         task.use(first_priorities(cfg, model))
         task.use(parts.data_pusher(cfg, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
-        use_logger(100)
-        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
-        task.use(parts.Checkpointer(policy))
-        use_end(given)
-        task.run()
+        loop.run(policy, show_freq=100, save_freq=1000)
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

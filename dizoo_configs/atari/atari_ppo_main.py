@@ -1,87 +1,45 @@
 """
 # Atari PPO (off-policy) through the store
 
-Install the extra: `scripts/setup.sh --extra atari`. One process, Qbert. `--config pong_ppo` is Pong:
+Install the extra: `scripts/setup.sh --extra atari`. One process, Qbert:
 
 > python3 -u dizoo_configs/atari/atari_ppo_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
+`--help` lists the options, and the commands for several processes and machines. `--config pong_ppo` is Pong.
 
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others:
-
-> ding-store run --store redis://learner-host:6379 --run qbert_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-> ding-store join --store redis://learner-host:6379 --run qbert_ppo --role collector -- python3 -u dizoo_configs/atari/atari_ppo_main.py
-
-One machine, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.atari.atari_ppo_main.main --parallel-workers 4 --topology mesh
+The learner estimates advantages and pushes them into its replay, which uses a step at most `max_use` times. A
+checkpoint keeps the use counts.
 
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/qbert_ppo_config.py -s 0
+"""
 
-The learner estimates advantages and pushes them into its replay, which uses a step at most `max_use` times.
-
-With `--checkpoint`, a learner that crashes resumes from its last checkpoint, with the use counts of its replay. If all
-processes were killed, run the same command again to resume.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/atari/atari_ppo_main.py --stock --parallel-workers 4
-"""  # noqa: E501
-
-from ding.config import compile_config
-from ding.framework import ding_init, task
-from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import StepCollector, interaction_evaluator, online_logger
+from ding.framework import task
+from ding.framework.middleware import StepCollector, interaction_evaluator
 from ding.model import VAC
 from ding.policy import PPOOffPolicy
-from ding.utils import set_pkg_seed
-from ditk import logging
 
-from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, Options, make_envs, options, run, take_role, use_end
+from dizoo_configs.builder import start
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = ['dizoo_configs.atari.qbert_ppo_config', 'dizoo_configs.atari.pong_ppo_config']
 
 
 def main(given: Options = DEFAULTS) -> None:
-    logging.getLogger().setLevel(logging.INFO)
-    main_config, create_config = given.configs(CONFIGS[0])
-    parts = pipeline(main_config)
-    is_first = task.router.node_id == 0
-    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
-    ding_init(cfg)
-    with task.start(async_mode=False, ctx=OnlineRLContext()):
-        collector_env, evaluator_env = make_envs(cfg, create_config)
-
-        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
-
+    with start(given, CONFIGS[0]) as loop:
+        cfg, parts = loop.cfg, loop.parts
         model = VAC(**cfg.policy.model)
         buffer_ = parts.replay(cfg)
         policy = PPOOffPolicy(cfg.policy, model=model)
 
-        if task.router.is_active:
-            take_role()
-            task.use(parts.ContextExchanger(skip_n_iter=1))
-            task.use(parts.ModelExchanger(model))
-
-        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
-        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        loop.use_exchangers(model)
+        task.use(interaction_evaluator(cfg, policy.eval_mode, loop.evaluator_env))
+        task.use(StepCollector(cfg, policy.collect_mode, loop.collector_env))
         task.use(parts.gae_estimator(cfg, policy.collect_mode, buffer_))
         task.use(parts.OffPolicyLearner(cfg, policy.learn_mode, buffer_))
-        task.use(online_logger(train_show_freq=100))
-        task.use(stock_saver(policy, cfg.exp_name, train_freq=1000))
-        task.use(parts.Checkpointer(policy))
-        use_end(given)
-        task.run()
+        loop.run(policy, show_freq=100, save_freq=1000)
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

@@ -1,102 +1,45 @@
 """
 # CartPole PPO (on-policy) through the store
 
-One process (`--help` lists the options of all commands below):
+One process:
 
 > python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
 
-One machine, with one learner, one evaluator and two collectors as separate processes:
+`--help` lists the options, and the commands for several processes and machines.
 
-> ding-store run --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
-
-The same, with processes that DI-engine starts:
-
-> ditask --package . --main dizoo_configs.cartpole.cartpole_ppo_main.main --parallel-workers 4 --topology mesh
-
-Another collector for a running job on this machine. A job that DI-engine started takes its run's
-name from exp_name, so add `--run cartpole_ppo_seed0`:
-
-> ding-store join --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
-
-Several machines, with a Redis server that all of them reach. Run the first command on the learner's machine, the second
-on each of the others. With `join --wait` these may start first:
-
-> ding-store run --store redis://learner-host:6379 --run cartpole_ppo --roles learner=1,evaluator=1,collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
-> ding-store join --store redis://learner-host:6379 --run cartpole_ppo --role collector -- python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py
-
-With `--checkpoint` at the end of these commands, a learner that crashes resumes from its last checkpoint. If all
-processes were killed, run the same command again to resume. The learner has no replay to keep: it receives the data of
-its last iteration again.
-
-The flag is `main_config.store`. With `enable=False` or `--stock`, this is plain DI-engine.
-
-Plain DI-engine, with processes that it starts itself:
-
-> python3 -u dizoo_configs/cartpole/cartpole_ppo_main.py --stock --parallel-workers 4
-"""  # noqa: E501
+The learner has no replay to keep. When it resumes from a checkpoint, it receives the data of its last iteration again.
+"""
 
 import gym
-from ding.config import compile_config
 from ding.envs import DingEnvWrapper
-from ding.framework import ding_init, task
-from ding.framework.context import OnlineRLContext
-from ding.framework.middleware import (
-    StepCollector,
-    gae_estimator,
-    interaction_evaluator,
-    multistep_trainer,
-    online_logger,
-)
+from ding.framework import task
+from ding.framework.middleware import StepCollector, gae_estimator, interaction_evaluator, multistep_trainer
 from ding.model import VAC
 from ding.policy import PPOPolicy
-from ding.utils import set_pkg_seed
-from ditk import logging
 
-from ding_store.middleware.pipeline import pipeline
-from ding_store.middleware.plain_saver import stock_saver
-from dizoo_configs.command import DEFAULTS, ENV_MANAGERS, Options, options, run, take_role, use_end
+from dizoo_configs.builder import start
+from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = ['dizoo_configs.cartpole.cartpole_ppo_config']
 
 
+def make_env() -> DingEnvWrapper:
+    return DingEnvWrapper(gym.make('CartPole-v0'))
+
+
 def main(given: Options = DEFAULTS) -> None:
-    logging.getLogger().setLevel(logging.INFO)
-    main_config, create_config = given.configs(CONFIGS[0])
-    parts = pipeline(main_config)
-    is_first = task.router.node_id == 0
-    cfg = compile_config(main_config, seed=given.seed, create_cfg=create_config, auto=True, save_cfg=is_first)
-    ding_init(cfg)
-    with task.start(async_mode=False, ctx=OnlineRLContext()):
-        manager = ENV_MANAGERS[create_config.env_manager.type]
-        collector_env = manager(
-            env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.collector_env_num)],
-            cfg=cfg.env.manager,
-        )
-        evaluator_env = manager(
-            env_fn=[lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(cfg.env.evaluator_env_num)],
-            cfg=cfg.env.manager,
-        )
-
-        set_pkg_seed(cfg.seed, use_cuda=cfg.policy.cuda)
-
+    with start(given, CONFIGS[0], make_env) as loop:
+        cfg = loop.cfg
         model = VAC(**cfg.policy.model)
         policy = PPOPolicy(cfg.policy, model=model)
 
-        if task.router.is_active:
-            take_role()
-            task.use(parts.ContextExchanger(skip_n_iter=1))
-            task.use(parts.ModelExchanger(model))
-
-        task.use(interaction_evaluator(cfg, policy.eval_mode, evaluator_env))
-        task.use(StepCollector(cfg, policy.collect_mode, collector_env))
+        loop.use_exchangers(model)
+        task.use(interaction_evaluator(cfg, policy.eval_mode, loop.evaluator_env))
+        task.use(StepCollector(cfg, policy.collect_mode, loop.collector_env))
         task.use(gae_estimator(cfg, policy.collect_mode))
         task.use(multistep_trainer(policy.learn_mode, log_freq=50))
-        task.use(online_logger(train_show_freq=10))
-        task.use(stock_saver(policy, cfg.exp_name, train_freq=100))
-        task.use(parts.Checkpointer(policy))
-        use_end(given)
-        task.run()
+        loop.run(policy, show_freq=10, save_freq=100)
 
 
 if __name__ == '__main__':
-    run(main, options(main, CONFIGS, can_checkpoint=True))
+    run(main, options(main, CONFIGS))

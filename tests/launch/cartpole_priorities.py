@@ -20,4 +20,4 @@ def keep_in_and_write_down(self, replay, *args):
 
 
 ConsumerOffset.keep_in = keep_in_and_write_down
-cartpole.main(options(cartpole.main, cartpole.CONFIGS, can_checkpoint=True))
+cartpole.main(options(cartpole.main, cartpole.CONFIGS))

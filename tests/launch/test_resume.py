@@ -197,13 +197,14 @@ def test_a_learner_that_fails_again_and_again_ends_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(
         'from ding.framework import task\n'
+        'from dizoo_configs import builder\n'
         'from dizoo_configs.cartpole import cartpole_dqn_config, cartpole_dqn_main as cartpole\n'
         'cartpole_dqn_config.main_config.store.checkpoint = dict(max_restarts=1)\n'
         'def fail(ctx):\n'
         '    if ctx.total_step == 12:\n'
         "        raise RuntimeError('as asked for')\n"
         'if task.router.node_id == 0:\n'
-        '    cartpole.stock_saver = lambda *args, **kwargs: fail\n'
+        '    builder.stock_saver = lambda *args, **kwargs: fail\n'
         'cartpole.main()\n'
     )
     command = ding_store('run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', script)

@@ -12,11 +12,12 @@ import sys
 import torch
 from ding.framework import task
 
+from dizoo_configs import builder
 from dizoo_configs.command import options
 
 log, name, policy_name, *sys.argv[1:] = sys.argv[1:]
 module = importlib.import_module(f'dizoo_configs.{name}')
-Policy, use_end = getattr(module, policy_name), module.use_end
+Policy, use_end = getattr(module, policy_name), builder.use_end
 sent = 0
 
 
@@ -49,5 +50,5 @@ def forward_counted(self, data):
 
 
 forward, Policy._forward_learn = Policy._forward_learn, forward_counted
-module.use_end = use_end_and_mark
-module.main(options(module.main, module.CONFIGS, can_checkpoint=True))
+builder.use_end = use_end_and_mark
+module.main(options(module.main, module.CONFIGS))

@@ -136,7 +136,7 @@ def test_the_logger_leaves_what_was_trained_to_stock_prioritized_replay(output, 
     from ding.framework import ding_init, task
     from ding.framework.context import OnlineRLContext
 
-    from dizoo_configs.command import use_logger
+    from dizoo_configs.builder import use_logger
 
     ding_init(EasyDict(exp_name=str(tmp_path / 'run')))
     with task.start(ctx=OnlineRLContext()):

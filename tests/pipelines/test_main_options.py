@@ -19,7 +19,9 @@ from jobs import ROOT
 from ding_store import enable
 from ding_store.config import ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
-from dizoo_configs.command import Options, options, run, use_end
+from dizoo_configs.builder import use_end
+from dizoo_configs.command import Options, options, run
+from dizoo_configs.help import commands, help_text
 
 CARTPOLE = 'dizoo_configs.cartpole.cartpole_dqn_main'
 
@@ -27,7 +29,7 @@ CARTPOLE = 'dizoo_configs.cartpole.cartpole_dqn_main'
 def parsed(monkeypatch, *arguments, main=CARTPOLE):
     module = importlib.import_module(main)
     monkeypatch.setattr(sys, 'argv', ['main', *arguments])
-    return options(module.main, module.CONFIGS, can_checkpoint=True)
+    return options(module.main, module.CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +124,31 @@ def test_what_an_environment_reads_and_what_is_documented_is_taken(path):
 
 @pytest.mark.parametrize('path', MAINS, ids=lambda path: path.stem)
 def test_the_command_lines_of_a_main_are_taken(monkeypatch, path):
-    """Those of its docstring, from the script on."""
+    """Those of its help text, from the script on."""
     name = str(path.relative_to(ROOT))
     module = name.replace('/', '.')[: -len('.py')]
-    commands = re.findall(rf'^> .*{re.escape(name)}(.*)$', importlib.import_module(module).__doc__, re.M)
-    given = [parsed(monkeypatch, *command.split(), main=module) for command in commands]
+    text = help_text(importlib.import_module(module).main, 'r')
+    lines = re.findall(rf'^> .*{re.escape(name)}(.*)$', text, re.M)
+    given = [parsed(monkeypatch, *line.split(), main=module) for line in lines]
     assert any(each.stock and each.parallel_workers > 1 for each in given)
+
+
+def test_help_has_the_docstring_the_commands_and_the_options(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as end:
+        parsed(monkeypatch, '--help')
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert 'CartPole DQN through the store' in text
+    assert 'collector=2 -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py\n' in text
+    assert f'--main {CARTPOLE}.main --parallel-workers 4' in text
+    assert '--run cartpole_dqn --role collector' in text
+    assert re.search(r'^  --checkpoint +survive', text, re.M)
+
+
+def test_commands_of_a_copied_main_name_the_copy(tmp_path):
+    text = commands(tmp_path / 'mine.py', 'r')
+    assert '-- python3 -u mine.py\n' in text
+    assert '--main mine.main' in text
 
 
 @pytest.mark.parametrize('task_name', ['pong', 'hopper', 'gobigger'])

@@ -10,11 +10,12 @@ import sys
 from ding.framework import task
 
 from ding_store.buffer import StoreBuffer
+from dizoo_configs import builder
 from dizoo_configs.atari import atari_dqn_main as atari
 from dizoo_configs.command import options
 
 log, *sys.argv[1:] = sys.argv[1:]
-use_end, extend = atari.use_end, StoreBuffer.extend
+use_end, extend = builder.use_end, StoreBuffer.extend
 
 
 def write_down(**what):
@@ -44,5 +45,5 @@ def extend_and_write_down(self, *args, **kwargs):
     return rows
 
 
-atari.use_end, StoreBuffer.extend = use_end_and_watch, extend_and_write_down
-atari.main(options(atari.main, atari.CONFIGS, can_checkpoint=True))
+builder.use_end, StoreBuffer.extend = use_end_and_watch, extend_and_write_down
+atari.main(options(atari.main, atari.CONFIGS))

@@ -49,4 +49,4 @@ def run():
 
 Backpressure.caught_up, StoreBuffer.limit_with, task.run = caught_up, limit_with, run
 if __name__ == '__main__':
-    script.main(options(script.main, script.CONFIGS, can_checkpoint=True))
+    script.main(options(script.main, script.CONFIGS))
