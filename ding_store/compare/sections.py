@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import statistics
 import tempfile
-from dataclasses import replace
-from typing import Any, Callable, Dict, List
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.compare.across import across
-from ding_store.compare.cartpole import cartpole
 from ding_store.compare.disk import OWN_BYTES, on_disk
-from ding_store.compare.plan import INDEX_SHARE, Part, memory_needed, parts
 from ding_store.compare.rows import ROWS, Row
-from ding_store.compare.windows import bound_headroom, interleaved
+from ding_store.compare.scratch import scratch
+from ding_store.compare.single import bound_headroom, interleaved
+from ding_store.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 from ding_store.free_space import available_memory
 
@@ -23,6 +27,57 @@ NUM_COLLECTORS = 2
 LENGTHS = [1_000, 10_000, 100_000, 400_000]
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
 COLLECTORS = [1, 2, 4]
+#: Bytes of DequeBuffer per element besides its payload, for Python objects, an index and metas. Measured: 6.0 KB.
+STOCK_OBJECT_BYTES = 6000
+#: Share of the budget that the elements take when the index is measured.
+INDEX_SHARE = 0.25
+SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'cartpole.py'
+CARTPOLE_FIGURES = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
+
+
+@dataclass(frozen=True)
+class Part:
+    """
+    Overview:
+        A replay that fits into memory. ``kind`` is 'whole', 'bytes' or 'index'. 'bytes' has elements of real size, as
+        many as fit. 'index' has as many elements as the job, but smaller ones.
+    """
+
+    kind: str
+    row: Row
+    length: int
+
+
+def parts(row: Row, budget_bytes: float, max_length: Optional[int] = None) -> List[Part]:
+    """
+    Overview:
+        Return the parts to measure of a row. The row's figures are the lower ones of its parts.
+    Arguments:
+        - budget_bytes (:obj:`float`): Payload bytes of one replay.
+        - max_length (:obj:`Optional[int]`): Maximum length of any part, for quick runs.
+    """
+    length = min(row.length, max_length or row.length)
+    if length == row.length and length * row.element_bytes <= budget_bytes:
+        return [Part('whole', row, length)]
+    fitting = min(int(budget_bytes // row.element_bytes), length)
+    if fitting < row.batch:
+        raise ConfigError(
+            f'--memory {budget_bytes / 1e9:g} holds {fitting} elements of {row.name}: give it at least '
+            f'{row.batch * row.element_bytes / 1e9:.2f}, for a batch of {row.batch}'
+        )
+    if fitting == length:
+        return [Part('bytes', row, fitting)]
+    return [
+        Part('bytes', row, fitting),
+        Part('index', row.smaller(INDEX_SHARE * budget_bytes / length), length),
+    ]
+
+
+def memory_needed(part: Part) -> float:
+    """Return the bytes of both sides together, because both exist at the same time."""
+    payload = part.length * part.row.element_bytes
+    per_step = max(1, part.row.steps) * len(part.row.leaves)
+    return 2 * payload + part.length * STOCK_OBJECT_BYTES * max(1.0, per_step / 8)
 
 
 def planned(row: Row, settings: Settings) -> List[Part]:
@@ -123,6 +178,45 @@ def by_collectors(dqn: Row, settings: Settings, say: Say) -> List[Dict[str, Any]
     """Measure DQN's job across processes with growing numbers of collectors."""
     short = {**settings, 'repeats': 1}
     return [_across(dqn, number, short, say) for number in COLLECTORS]
+
+
+def cartpole(seeds: List[int], say: Say) -> Dict[str, Any]:
+    """
+    Overview:
+        Run the job on the store in four processes, in plain DI-engine serially and by ditask, interleaved over seeds.
+    Returns:
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians and number of failed seeds. Medians are
+          over the seeds that finished, or None if none did. Plain DI-engine's ditask hangs at times.
+    Raises:
+        - WorkerFailed: The store failed, or this is no checkout of the repository.
+    """
+    if not SCRIPT.exists():
+        raise WorkerFailed('CartPole is compared by scripts/cartpole.py, which only a checkout has')
+    spec = importlib.util.spec_from_file_location('compare_cartpole', SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    run_by_kind = {**script.RUN, 'store': functools.partial(script.run_store, quiet=True)}
+    runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in run_by_kind}
+    with scratch() as directory:
+        for seed in seeds:
+            for kind, run in run_by_kind.items():
+                say(f'{script.TITLES[kind]}, seed {seed}')
+                made = run(seed, Path(directory))
+                if not made['code']:
+                    runs[kind].append(made)
+                elif kind == 'store':
+                    said = Path(directory, script.LOG).read_text(errors='replace')[-1500:]
+                    raise WorkerFailed(f'{script.TITLES[kind]}: exit code {made["code"]}\n{said}')
+    return {
+        kind: {
+            'title': script.TITLES[kind],
+            'failed': len(seeds) - len(each),
+            **{name: statistics.median(one[name] for one in each) if each else None for name in CARTPOLE_FIGURES},
+        }
+        for kind, each in runs.items()
+    }
 
 
 def converge(settings: Settings, say: Say) -> Dict[str, Any]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import time
 from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
 from ding_store.compare.rows import Columns, Row
-from ding_store.compare.sides import SIDES, Side
+from ding_store.compare.units import size_text
+from ding_store.compare.worker import Worker
 
 PAGE_BYTES = 4096
 #: Bytes of the elements that the store's pushes and both bounds read: more than caches hold.
@@ -27,6 +30,8 @@ class Measured:
     def __init__(self, row: Row, title: str, length: int) -> None:
         self._source = row.columns(max(4, min(length, _num_elements(row))), seed=2)
         self._row = row
+        from ding_store.compare.sides import SIDES, Side
+
         _load(row.smaller(SMALL_BYTES), title)
         gc.collect()
         before = memory_bytes()
@@ -97,6 +102,8 @@ def _num_elements(row: Row) -> int:
 
 def _load(row: Row, title: str) -> None:
     """Use a side once, so that imports and compiled code do not count as memory of its elements."""
+    from ding_store.compare.sides import SIDES, Side
+
     side: Side = SIDES[title](row, 2 * row.batch)
     side.fill(row.columns(row.batch))
     side.push(side.elements(1))
@@ -144,3 +151,89 @@ def memory_bytes() -> int:
     """Return the resident bytes of this process, including the private files that it maps."""
     with open('/proc/self/statm') as statm:
         return int(statm.read().split()[1]) * PAGE_BYTES
+
+
+def summary(row: Row, windows: List[Dict[str, Any]], bytes_per_element: float) -> Dict[str, float]:
+    """
+    Overview:
+        Return medians over windows. ``headroom`` is how many times the required adds and samples together fit into a
+        second of the process. ``bound_headroom`` is the same for the two bounds.
+    """
+    adds = _median([w['num_adds'] / w['adds_s'] for w in windows if w['num_adds']])
+    samples = _median([w['num_samples'] / w['samples_s'] for w in windows])
+    gather, copy = _median([w['gather_per_s'] for w in windows]), _median([w['copy_per_s'] for w in windows])
+    calls = np.concatenate([w['sample_calls_s'] for w in windows])
+    p50, p90, p99 = np.percentile(calls, [50, 90, 99])
+    return {
+        'adds_per_s': adds,
+        'samples_per_s': samples,
+        'sample_bytes_per_s': samples * row.element_bytes,
+        'headroom': headroom(row, adds, samples),
+        'gather_per_s': gather,
+        'copy_per_s': copy,
+        'bound_headroom': headroom(row, copy, gather),
+        'memory_per_element': bytes_per_element,
+        'sample_p50_s': float(p50),
+        'sample_p90_s': float(p90),
+        'sample_p99_s': float(p99),
+        'sample_max_s': float(calls.max()),
+    }
+
+
+def headroom(row: Row, adds_per_s: float, samples_per_s: float) -> float:
+    """Return 1 / seconds that one second of the job's adds and samples takes at these rates, one after the other."""
+    return 1 / (row.adds_per_s / adds_per_s + row.samples_per_s / samples_per_s)
+
+
+def bound_headroom(row: Row, seconds: float) -> float:
+    """Return the headroom of a process that only copies: each element into a replay, each sample out of it."""
+    with contextlib.closing(Worker('ding_store.compare.single:Bounds', row)) as worker:
+        found = worker.call('measure', seconds)
+    return headroom(row, found['copy_per_s'], found['gather_per_s'])
+
+
+def _median(values: List[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def interleaved(
+    row: Row, length: int, titles: List[str], repeats: int, seconds: float, train: bool, say: Callable[[str], None]
+) -> Dict[str, Dict[str, float]]:
+    """
+    Overview:
+        Measure each side in its own process: fill one after the other, then measure windows in turn.
+    Arguments:
+        - train (:obj:`bool`): True to train the row's policy as well.
+    Returns:
+        - sides (:obj:`dict`): Title -> figures of ``summary``, and with ``train`` those of ``training.Training``.
+    """
+    workers: Dict[str, Worker] = {}
+    windows: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}
+    memory: Dict[str, float] = {}
+    try:
+        for title in titles:
+            say(f'{title}: filling {length:,} x {size_text(row.element_bytes)}')
+            workers[title] = Worker('ding_store.compare.single:Measured', row, title, length)
+            memory[title] = workers[title].get('bytes_per_element')
+        for number in range(repeats):
+            for title in titles:
+                say(f'{title}: window {number + 1} of {repeats}')
+                windows[title].append(workers[title].call('window', seconds))
+        trained = _train(workers, repeats, seconds, say) if train else {}
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {title: {**summary(row, windows[title], memory[title]), **trained.get(title, {})} for title in titles}
+
+
+def _train(
+    workers: Dict[str, Worker], repeats: int, seconds: float, say: Callable[[str], None]
+) -> Dict[str, Dict[str, float]]:
+    windows: Dict[str, List[Dict[str, float]]] = {title: [] for title in workers}
+    for number in range(repeats):
+        for title, worker in workers.items():
+            say(f'{title}: training, window {number + 1} of {repeats}')
+            windows[title].append(worker.call('train', seconds))
+    return {
+        title: {name: _median([window[name] for window in each]) for name in each[0]} for title, each in windows.items()
+    }

@@ -13,11 +13,10 @@ from compare_rows import row
 
 from ding_store.compare import sections, svg
 from ding_store.compare.across import across
-from ding_store.compare.cartpole import cartpole
 from ding_store.compare.main import _facts, _measure
 from ding_store.compare.page import page
 from ding_store.compare.results import Results, finite, machine
-from ding_store.compare.sections import OTHER_SECTIONS
+from ding_store.compare.sections import OTHER_SECTIONS, cartpole
 from ding_store.compare.terminal import Progress, render, times
 from ding_store.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
@@ -36,7 +35,7 @@ def test_a_stock_job_that_fails_costs_only_its_own_figures(tmp_path, monkeypatch
         "RUN = {'store': ran, 'serial': ran, 'parallel': hung}\n"
         "TITLES, LOG = {kind: kind for kind in RUN}, 'log'\n"
     )
-    monkeypatch.setattr('ding_store.compare.cartpole.SCRIPT', script)
+    monkeypatch.setattr('ding_store.compare.sections.SCRIPT', script)
     found = cartpole([0, 2], lambda text: None)
     assert (found['store']['wall_s'], found['store']['failed']) == (6.0, 0)
     assert (found['parallel']['wall_s'], found['parallel']['failed']) == (None, 2)

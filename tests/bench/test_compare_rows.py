@@ -11,9 +11,9 @@ from compare_rows import row
 from needs import need_extra
 
 from ding_store.compare.main import _real
-from ding_store.compare.plan import parts
 from ding_store.compare.rows import ROWS
-from ding_store.compare.windows import bound_headroom
+from ding_store.compare.sections import parts
+from ding_store.compare.single import bound_headroom
 
 pytest.importorskip('ding')
 
@@ -71,9 +71,9 @@ def test_both_sides_deliver_the_same_batch():
 )
 def test_real_elements_are_those_of_the_environment_and_train(name, extra, module, shape, tmp_path):
     need_extra(module, extra)
-    from ding_store.compare.policies import policy_of
     from ding_store.compare.recorded import Recorder
     from ding_store.compare.sides import Stock, Store, collated
+    from ding_store.compare.training import policy_of
 
     real = Recorder(str(tmp_path)).record(row(name))
     assert real.source
