@@ -15,7 +15,7 @@ from ding_store.compare.disk import OWN_BYTES, on_disk
 from ding_store.compare.rows import ROWS, Row
 from ding_store.compare.scratch import scratch
 from ding_store.compare.single import bound_headroom, interleaved
-from ding_store.compare.worker import WorkerFailed
+from ding_store.compare.worker import Effort, WorkerFailed, crashed, hung
 from ding_store.errors import ConfigError
 from ding_store.free_space import available_memory
 
@@ -32,6 +32,9 @@ STOCK_OBJECT_BYTES = 6000
 #: Share of the budget that the elements take when the index is measured.
 INDEX_SHARE = 0.25
 SCRIPT = Path(__file__).resolve().parents[2] / 'scripts' / 'cartpole.py'
+CARTPOLE_SEEDS = [0, 1]
+#: Exit code that the script gives a run that it had to end.
+HUNG_CODE = 124
 CARTPOLE_FIGURES = ('wall_s', 'loop_s', 'env_step', 'train_iter', 'iters_per_s')
 
 
@@ -97,13 +100,17 @@ def _check_memory(part: Part, settings: Settings) -> None:
         )
 
 
+def _effort(settings: Settings) -> Effort:
+    return Effort(settings['repeats'], settings['seconds'], settings['timeout_s'])
+
+
 def single(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
     """Measure adds and samples in one process, and train the row's policy."""
     return {'parts': [_part(part, settings, say, train=part.kind != 'index') for part in planned(row, settings)]}
 
 
 def _part(part: Part, settings: Settings, say: Say, train: bool) -> Dict[str, Any]:
-    sides = interleaved(part.row, part.length, TITLES, settings['repeats'], settings['seconds'], train, say)
+    sides = interleaved(part.row, part.length, TITLES, _effort(settings), train, say)
     return {
         'kind': part.kind,
         **_elements(part.row),
@@ -118,10 +125,11 @@ def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 
 
 def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict[str, Any]:
-    repeats, seconds = max(1, settings['repeats'] // 2), 3 * settings['seconds']
-    sides = across(row, num_collectors, TITLES, repeats, seconds, say)
+    effort = _effort(settings)
+    longer = effort._replace(repeats=max(1, effort.repeats // 2), seconds=3 * effort.seconds)
+    sides = across(row, num_collectors, TITLES, longer, say)
     say('memory copies of the learner')
-    bound = bound_headroom(row, settings['seconds'])
+    bound = bound_headroom(row, effort)
     return {'num_collectors': num_collectors, **_elements(row), 'bound_headroom': bound, 'sides': sides}
 
 
@@ -136,8 +144,8 @@ def disk(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
     own = OWN_BYTES + 4.0 * row.batch * row.element_bytes
     table = max(2e9 * settings['memory_gb'], 2 * own)
     limit = own + table / 8
-    found = on_disk(row, table, limit, settings['repeats'], 2 * settings['seconds'], tempfile.gettempdir(), say)
-    return {**_elements(row), **found}
+    effort = _effort(settings)._replace(seconds=2 * settings['seconds'])
+    return {**_elements(row), **on_disk(row, table, limit, effort, tempfile.gettempdir(), say)}
 
 
 def by_length(settings: Settings, say: Say) -> List[Dict[str, Any]]:
@@ -180,47 +188,51 @@ def by_collectors(dqn: Row, settings: Settings, say: Say) -> List[Dict[str, Any]
     return [_across(dqn, number, short, say) for number in COLLECTORS]
 
 
-def cartpole(seeds: List[int], say: Say) -> Dict[str, Any]:
+def cartpole(settings: Settings, say: Say) -> Dict[str, Any]:
     """
     Overview:
-        Run the job on the store in four processes, in plain DI-engine serially and by ditask, interleaved over seeds.
+        Measure the time until CartPole DQN reaches its stop value, by scripts/cartpole.py: on the store in four
+        processes, in plain DI-engine serially and by ditask. The runs take turns.
     Returns:
-        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title, medians and number of failed seeds. Medians are
-          over the seeds that finished, or None if none did. Plain DI-engine's ditask hangs at times.
+        - kinds (:obj:`dict`): 'store', 'serial', 'parallel' -> title and medians over seeds, or what failed first.
     Raises:
-        - WorkerFailed: The store failed, or this is no checkout of the repository.
+        - WorkerFailed: This is no checkout of the repository.
     """
-    if not SCRIPT.exists():
-        raise WorkerFailed('CartPole is compared by scripts/cartpole.py, which only a checkout has')
-    spec = importlib.util.spec_from_file_location('compare_cartpole', SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = _script()
+    script.TIMEOUT_S = settings['timeout_s']
     run_by_kind = {**script.RUN, 'store': functools.partial(script.run_store, quiet=True)}
     runs: Dict[str, List[Dict[str, Any]]] = {kind: [] for kind in run_by_kind}
+    failed: Dict[str, Dict[str, Any]] = {}
     with scratch() as directory:
-        for seed in seeds:
+        for seed in CARTPOLE_SEEDS[: 1 if settings['quick'] else None]:
             for kind, run in run_by_kind.items():
+                if kind in failed:
+                    continue
                 say(f'{script.TITLES[kind]}, seed {seed}')
                 made = run(seed, Path(directory))
-                if not made['code']:
-                    runs[kind].append(made)
-                elif kind == 'store':
-                    said = Path(directory, script.LOG).read_text(errors='replace')[-1500:]
-                    raise WorkerFailed(f'{script.TITLES[kind]}: exit code {made["code"]}\n{said}')
+                runs[kind].append(made)
+                if made['code']:
+                    reason = hung(script.TIMEOUT_S) if made['code'] == HUNG_CODE else crashed(made['code'])
+                    log = Path(directory, script.LOG).read_text(errors='replace')
+                    failed[kind] = WorkerFailed(reason, log).record
     return {
         kind: {
             'title': script.TITLES[kind],
-            'failed': len(seeds) - len(each),
-            **{name: statistics.median(one[name] for one in each) if each else None for name in CARTPOLE_FIGURES},
+            **(failed.get(kind) or {name: statistics.median(one[name] for one in each) for name in CARTPOLE_FIGURES}),
         }
         for kind, each in runs.items()
     }
 
 
-def converge(settings: Settings, say: Say) -> Dict[str, Any]:
-    return cartpole([0] if settings['quick'] else [0, 1], say)
+def _script() -> Any:
+    if not SCRIPT.exists():
+        raise WorkerFailed('failed: only a checkout has scripts/cartpole.py')
+    spec = importlib.util.spec_from_file_location('compare_cartpole', SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 #: Sections that are measured for each chosen row.
@@ -233,7 +245,7 @@ ROW_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Dict[str, Any]]] = {
 OTHER_SECTIONS: Dict[str, Callable[[Settings, Say], Any]] = {
     'length': by_length,
     'size': by_size,
-    'cartpole': converge,
+    'cartpole': cartpole,
 }
 #: Sections of DQN's row, whichever rows are chosen.
 DQN_SECTIONS: Dict[str, Callable[[Row, Settings, Say], Any]] = {'collectors': by_collectors}

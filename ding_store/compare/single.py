@@ -6,13 +6,13 @@ import contextlib
 import gc
 import math
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
 from ding_store.compare.rows import Columns, Row
-from ding_store.compare.units import size_text
-from ding_store.compare.worker import Worker
+from ding_store.compare.units import PEERS, size_text
+from ding_store.compare.worker import Effort, Worker, WorkerFailed
 
 PAGE_BYTES = 4096
 #: Bytes of the elements that the store's pushes and both bounds read: more than caches hold.
@@ -185,10 +185,11 @@ def headroom(row: Row, adds_per_s: float, samples_per_s: float) -> float:
     return 1 / (row.adds_per_s / adds_per_s + row.samples_per_s / samples_per_s)
 
 
-def bound_headroom(row: Row, seconds: float) -> float:
+def bound_headroom(row: Row, effort: Effort) -> float:
     """Return the headroom of a process that only copies: each element into a replay, each sample out of it."""
-    with contextlib.closing(Worker('ding_store.compare.single:Bounds', row)) as worker:
-        found = worker.call('measure', seconds)
+    worker = Worker('ding_store.compare.single:Bounds', row, timeout_s=effort.timeout_s)
+    with contextlib.closing(worker):
+        found = worker.call('measure', effort.seconds)
     return headroom(row, found['copy_per_s'], found['gather_per_s'])
 
 
@@ -197,43 +198,61 @@ def _median(values: List[float]) -> float:
 
 
 def interleaved(
-    row: Row, length: int, titles: List[str], repeats: int, seconds: float, train: bool, say: Callable[[str], None]
-) -> Dict[str, Dict[str, float]]:
+    row: Row, length: int, titles: List[str], effort: Effort, train: bool, say: Callable[[str], None]
+) -> Dict[str, Dict[str, Any]]:
     """
     Overview:
-        Measure each side in its own process: fill one after the other, then measure windows in turn.
+        Measure each side in its own process: fill one after the other, then measure windows in turn. If a side's
+        process fails, the others go on.
     Arguments:
         - train (:obj:`bool`): True to train the row's policy as well.
     Returns:
-        - sides (:obj:`dict`): Title -> figures of ``summary``, and with ``train`` those of ``training.Training``.
+        - sides (:obj:`dict`): Title -> figures of ``summary``, and with ``train`` those of ``training.Training``. A
+          side that failed has only ``WorkerFailed.record``.
     """
     workers: Dict[str, Worker] = {}
-    windows: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}
+    failed: Dict[str, Dict[str, Any]] = {}
     memory: Dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def kept(title: str) -> Iterator[None]:
+        try:
+            yield
+        except WorkerFailed as error:
+            say(f'{PEERS[title]}: {error}')
+            failed[title] = error.record
+            workers.pop(title).close()
+
+    def in_turn(name: str, what: str) -> Dict[str, List[Dict[str, Any]]]:
+        found: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}
+        for number in range(effort.repeats):
+            for title, worker in list(workers.items()):
+                say(f'{PEERS[title]}: {what} {number + 1} of {effort.repeats}')
+                with kept(title):
+                    found[title].append(worker.call(name, effort.seconds))
+        return found
+
     try:
         for title in titles:
-            say(f'{title}: filling {length:,} x {size_text(row.element_bytes)}')
-            workers[title] = Worker('ding_store.compare.single:Measured', row, title, length)
-            memory[title] = workers[title].get('bytes_per_element')
-        for number in range(repeats):
-            for title in titles:
-                say(f'{title}: window {number + 1} of {repeats}')
-                windows[title].append(workers[title].call('window', seconds))
-        trained = _train(workers, repeats, seconds, say) if train else {}
+            say(f'{PEERS[title]}: filling {length:,} x {size_text(row.element_bytes)}')
+            workers[title] = Worker(
+                'ding_store.compare.single:Measured', row, title, length, timeout_s=effort.timeout_s
+            )
+            with kept(title):
+                memory[title] = workers[title].get('bytes_per_element')
+        windows = in_turn('window', 'window')
+        trained = in_turn('train', 'training, window') if train else {}
+        sides = {}
+        for title in titles:
+            sides[title] = failed.get(title) or {
+                **summary(row, windows[title], memory[title]),
+                **_medians(trained.get(title, [])),
+            }
+        return sides
     finally:
         for worker in workers.values():
             worker.close()
-    return {title: {**summary(row, windows[title], memory[title]), **trained.get(title, {})} for title in titles}
 
 
-def _train(
-    workers: Dict[str, Worker], repeats: int, seconds: float, say: Callable[[str], None]
-) -> Dict[str, Dict[str, float]]:
-    windows: Dict[str, List[Dict[str, float]]] = {title: [] for title in workers}
-    for number in range(repeats):
-        for title, worker in workers.items():
-            say(f'{title}: training, window {number + 1} of {repeats}')
-            windows[title].append(worker.call('train', seconds))
-    return {
-        title: {name: _median([window[name] for window in each]) for name in each[0]} for title, each in windows.items()
-    }
+def _medians(windows: List[Dict[str, float]]) -> Dict[str, float]:
+    return {name: _median([window[name] for window in windows]) for name in (windows[0] if windows else ())}
