@@ -64,7 +64,7 @@ def _title(result: Dict[str, Any]) -> str:
     return (
         f'{machine["cpu"]}, {machine["cores"]} cores, {machine["memory_bytes"] / 2**30:.0f} GiB. DI-engine '
         f'{machine["di_engine"]}, torch {machine["torch"]}, ding_store {machine["commit"] or machine["ding_store"]}.\n'
-        f'Measured on {result.get("date", "-")}: median windows ({settings["repeats"]}) of '
+        f'Measured on {result.get("date", "-")}: medians of {settings["repeats"]} x '
         f'{settings["seconds"]:g} s, replays of up to {settings["memory_gb"]:g} GB, {elements}.'
     )
 
