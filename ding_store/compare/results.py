@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, Optional, Tuple
 
 from ding_store import __version__
+from ding_store.compare.units import PEERS
 from ding_store.errors import ConfigError
 from ding_store.power_cuts import sync_file
 
@@ -109,7 +110,7 @@ class Results:
 
 
 def failures(record: Any, *path: str) -> Iterator[Tuple[str, Dict[str, str]]]:
-    """Yield where a record, or a part of it, has a failure in place of figures: 'sac single stock', and the failure."""
+    """Yield each failure that a record has in place of figures, with its place, e.g. 'sac single DI-engine'."""
     if isinstance(record, list):
         for each in record:
             yield from failures(each, *path)
@@ -117,7 +118,7 @@ def failures(record: Any, *path: str) -> Iterator[Tuple[str, Dict[str, str]]]:
         yield ' '.join(path), record
     elif isinstance(record, dict):
         for name, each in record.items():
-            yield from failures(each, *path, *(() if name in ('rows', 'parts', 'sides') else (name,)))
+            yield from failures(each, *path, *(() if name in ('rows', 'parts', 'sides') else (PEERS.get(name, name),)))
 
 
 def finite(record: Any) -> Any:
