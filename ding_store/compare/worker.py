@@ -17,7 +17,7 @@ LOG_LENGTH = 3000
 
 
 class Effort(NamedTuple):
-    """How much is measured: windows per figure, seconds of a window, and seconds without an answer that are a hang."""
+    """Number of windows per figure, seconds of a window, and seconds after which a process without an answer hangs."""
 
     repeats: int
     seconds: float
