@@ -33,6 +33,8 @@ from ding_store.launch.termination import signals_as_interrupt
 
 #: Formats of the figure, by the file's suffix.
 FORMATS = ('.png', '.svg', '.pdf')
+#: Lines of a failed peer's log that are printed. The --json file has more.
+LOG_LINES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +101,8 @@ def main(options: argparse.Namespace) -> int:
             sys.stdout.write(f'wrote {os.path.abspath(written)}\n')
     failed = list(failures(results.data))
     for where, failure in failed:
-        sys.stderr.write(f'{where}: {failure["failed"]}\n{failure["log"]}'.rstrip() + '\n')
+        last_lines = failure['log'].splitlines()[-LOG_LINES:]
+        sys.stderr.write('\n'.join([f'{where}: {failure["failed"]}', *last_lines, '']))
     return 1 if failed else 0
 
 

@@ -90,7 +90,10 @@ def show(result: Dict[str, Any], out: Any) -> None:
     for make in SECTIONS:
         section = make(result)
         if section.groups:
-            console.print(_table(section, console.width))
+            table = _table(section, console.width, has_column=True)
+            if console.measure(table, options=console.options.update(width=1000)).maximum > console.width:
+                table = _table(section, console.width, has_column=False)
+            console.print(table)
             console.print()
     for note in [NOTES, *without_extra(result)]:
         console.print(note)
@@ -109,8 +112,11 @@ NOTES = (
 )
 
 
-def _table(section: Section, width: int) -> Table:
-    has_notes = any(line.note for _, lines in section.groups for line in lines)
+def _table(section: Section, width: int, has_column: bool) -> Table:
+    """Return a section as a table, with a column for notes, if there are any, or with each note behind its peer."""
+    lines = [line for _, group in section.groups for line in group]
+    has_notes = has_column and any(line.note for line in lines)
+    has_facts = any(facts for facts, _ in section.groups)
     table = Table(
         title=section.title,
         title_justify='left',
@@ -120,21 +126,22 @@ def _table(section: Section, width: int) -> Table:
         pad_edge=False,
         padding=(0, 0) if width < NARROW else (0, 1, 0, 0),
     )
-    has_facts = any(facts for facts, _ in section.groups)
     if has_facts:
         table.add_column(section.job)
-    table.add_column('peer', no_wrap=True)
+    table.add_column('peer', min_width=max(len(line.peer) for line in lines))
     for head in section.heads:
         table.add_column(head, justify='right', no_wrap=True)
     if has_notes:
-        table.add_column('note', overflow='fold')
-    for facts, lines in section.groups:
-        for i in range(max(len(facts), len(lines))):
-            line = lines[i] if i < len(lines) else Line('')
+        table.add_column('note', no_wrap=True)
+    for facts, group in section.groups:
+        for i in range(max(len(facts), len(group))):
+            line = group[i] if i < len(group) else Line('')
             cells = [*line.cells, *[''] * (len(section.heads) - len(line.cells))]
             fact = Text(facts[i] if i < len(facts) else '', style='bold' if i == 0 else 'dim')
-            peer = Text(line.peer, style='' if line.peer in PEERS.values() else 'dim')
             note = Text(line.note, style='red')
+            peer = Text(line.peer, style='' if line.peer in PEERS.values() or line.note else 'dim')
+            if line.note and not has_notes:
+                peer.append(': ' if line.peer else '').append(note)
             table.add_row(*[fact] * has_facts, peer, *cells, *[note] * has_notes)
     return table
 
@@ -272,9 +279,10 @@ def disk_section(result: Dict[str, Any]) -> Section:
         ]
         lines = [
             Line('required', [number(row['required']['samples_per_s'])]),
-            Line(PEERS['store'], cells, record['reason']),
+            Line(PEERS['store'], cells),
             Line('disk reads', [number(record['disk_per_s'])]),
         ]
+        lines += [Line('', (), record['reason'])] if record['reason'] else []
         groups.append((facts, lines))
     return Section('Table on disk', 'job', ['sample/s', 'of disk', 'cached', 'learner'], groups)
 
