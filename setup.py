@@ -18,6 +18,8 @@ EXTRAS = {
     # Compiled loops; and compression between hosts, which uses lz4 by itself where all have it.
     # numba wants numpy 1.22; without a bound pip would fetch numpy 2, on which DI-engine breaks.
     'fast': ['numba>=0.58', 'lz4>=3.1', 'numpy<2'],
+    # What `ding-store compare` prints and draws with.
+    'compare': ['rich>=12.6', 'matplotlib>=3.7'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
     # What `compression` may name.
@@ -33,8 +35,9 @@ EXTRAS = {
     'smax': ['jaxmarl>=0.2,<0.3'],
     'gobigger': ['pygame>=2.1', 'numexpr', 'lz4', 'opencv-python-headless>=4.5,<4.12', 'pytest>=5'],
 }
+EXTRAS['test'] += EXTRAS['compare']
 # Everything a user may want at run time.
-EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd']
+EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd'] + EXTRAS['compare']
 
 setup(
     name='ding_store',
@@ -47,7 +50,7 @@ setup(
     license_files=['LICENSE'],
     packages=find_packages(include=['ding_store', 'ding_store.*']),
     # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH.
-    package_data={'ding_store': ['py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py', 'compare/*.css']},
+    package_data={'ding_store': ['py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py']},
     zip_safe=False,
     python_requires='>=3.9',
     # numpy is already there wherever DI-engine is. Without an upper bound, so that none is replaced: that DI-engine

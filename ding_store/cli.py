@@ -84,7 +84,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
 
 def check_outputs(options: argparse.Namespace) -> None:
     """Refuse output files that cannot be written, before the work that fills them."""
-    given = {name: getattr(options, name, None) for name in ('json', 'html')}
+    given = {name: getattr(options, name, None) for name in ('json', 'figure')}
     paths = {f'--{name}': Path(path) for name, path in given.items() if isinstance(path, str)}
     for name, path in paths.items():
         if not path.parent.is_dir():
@@ -266,8 +266,11 @@ def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> No
         'compare',
         "Measure the jobs of the published requirements on DI-engine's own buffer and on the\n"
         'store: adds/s, samples/s, memory, headroom over what the job needs, and the bound of\n'
-        'this machine.',
-        'ding-store compare --quick --json figures.json --html report.html',
+        'this machine. It needs the extra `compare`.\n'
+        'If a peer crashes or hangs, its line of the table says so, and the others go on. The\n'
+        'exit status is 0, or 1 if a peer failed or the command was interrupted, or 2 if an\n'
+        'option is wrong.',
+        'ding-store compare --quick --json figures.json --figure figures.png',
     )
     if with_options:
         from ding_store.compare.main import add_options

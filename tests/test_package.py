@@ -309,6 +309,12 @@ def modules_after(statement: str) -> Set[str]:
         ('import ding_store', {'torch', 'ding', 'redis', 'numpy', 'treetensor', 'treevalue', 'gym', 'numba'}),
         ('import ding_store.errors, ding_store.config', {'torch', 'ding', 'redis', 'numpy', 'treetensor'}),
         ('import ding_store.storage', {'torch', 'ding', 'redis', 'treetensor', 'treevalue'}),
+        # The text of all commands, and what `compare` is refused without the extra by.
+        (
+            'import ding_store.cli; ding_store.cli._parser().format_help()',
+            {'torch', 'ding', 'redis', 'numpy', 'matplotlib', 'rich'},
+        ),
+        ('import ding_store.compare.main', {'torch', 'ding', 'redis', 'matplotlib', 'rich'}),
         ('import ding_store.doctor', {'torch', 'ding', 'redis', 'treetensor'}),
     ],
 )
@@ -431,7 +437,7 @@ def test_wheel_has_everything(source, tmp_path):
     packed = {str(path.relative_to(tmp_path / 'wheel')) for path in (tmp_path / 'wheel').rglob('*')}
     code = {
         str(path.relative_to(source))
-        for suffix in ('.py', '.lua', '.typed', '.css')
+        for suffix in ('.py', '.lua', '.typed')
         for path in (source / 'ding_store').rglob(f'*{suffix}')
     }
     assert code - packed == set()

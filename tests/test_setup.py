@@ -261,7 +261,7 @@ def test_no_venv_module(checkout):
     ('arguments', 'text'),
     [
         (['--bogus'], "unknown argument '--bogus'"),
-        (['--extra', 'bogus'], 'setup.py has: embedded fast test'),
+        (['--extra', 'bogus'], 'setup.py has: embedded fast compare test'),
         (['--extra=.*'], "unknown extra '.*'"),
         (['--extra'], '--extra needs a name'),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 
 from ding_store.compare.rows import Row
 from ding_store.compare.scratch import scratch
-from ding_store.compare.worker import Worker
+from ding_store.compare.worker import Effort, Worker
 
 CGROUPS = Path('/sys/fs/cgroup')
 #: Prefix of cgroups. The pid of the process that made one follows.
@@ -205,7 +205,7 @@ class OnDisk:
 
 
 def on_disk(
-    row: Row, table_bytes: float, limit_bytes: float, repeats: int, seconds: float, directory: str, say: Callable
+    row: Row, table_bytes: float, limit_bytes: float, effort: Effort, directory: str, say: Callable
 ) -> Dict[str, Any]:
     """
     Overview:
@@ -222,11 +222,14 @@ def on_disk(
     with scratch(directory) as place, contextlib.closing(Limit(limit_bytes)) as limit:
         say(f'on disk: filling {table_bytes / 1e9:.1f} GB')
         group = None if limit.path is None else str(limit.path)
-        with contextlib.closing(Worker('ding_store.compare.disk:OnDisk', row, table_bytes, place, group)) as worker:
+        make = 'ding_store.compare.disk:OnDisk'
+        worker = Worker(make, row, table_bytes, place, group, timeout_s=effort.timeout_s)
+        with contextlib.closing(worker):
             length, row_bytes = worker.call('table')
+            seconds = effort.seconds
             worker.call('window', seconds)
-            for number in range(repeats):
-                say(f'on disk: window {number + 1} of {repeats}')
+            for number in range(effort.repeats):
+                say(f'on disk: window {number + 1} of {effort.repeats}')
                 disk.append(worker.call('disk', seconds))
                 samples.append(worker.call('window', seconds))
                 busy = worker.call('learner', seconds, row.samples_per_s)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, Dict, List
 
 # Import task before DI-engine's parts are looked up in it.
-from ding.framework import task
+from ding.framework import parallel, task
 from ding.framework.context import OnlineRLContext
-from ding.framework.parallel import Parallel
 from easydict import EasyDict
 
 from ding_store.compare.rows import ROWS, Row
@@ -24,8 +25,6 @@ from ding_store.middleware.pipeline import pipeline
 
 #: Maximum payload and number of elements of one message.
 CHUNK_BYTES, CHUNK_ELEMENTS = 8e6, 64
-#: Seconds between the starts of plain DI-engine workers.
-STARTUP_S = 2
 #: Payload of the learner's replay, and of the elements that a collector makes for itself.
 REPLAY_BYTES, SOURCE_BYTES = 256e6, 64e6
 #: Chunks and samples before the measurement starts: fresh memory is slow.
@@ -35,14 +34,11 @@ WARM_UP_CHUNKS, WARM_UP_SAMPLES = 5, 4
 class Produce:
     """Collector whose environments take no time. It puts the next elements in ctx, as StepCollector does."""
 
-    def __init__(self, row: Row, meeting: str) -> None:
+    def __init__(self, row: Row) -> None:
         count = max(chunk_of(row), int(SOURCE_BYTES // row.element_bytes))
         # Each leaf has its own memory: DI-engine would pickle the whole array that it is a view of.
         self._elements = [_own(each) for each in elements_of(row, row.columns(count, seed=task.router.node_id))]
         self._chunk, self._next = chunk_of(row), 0
-        # Returns when the learner is ready. Earlier messages of plain DI-engine would be lost, and each waited for.
-        with open(meeting, 'rb') as fifo:
-            fifo.read()
 
     def __call__(self, ctx: Any) -> None:
         count, size = len(self._elements), self._chunk
@@ -108,6 +104,7 @@ def chunk_of(row: Row) -> int:
 
 
 def main(options: Dict[str, Any]) -> None:
+    """Be one process of the job, in a task of DI-engine's or of the store's."""
     row = next(each for each in ROWS if each.name == options['row'])
     if options['elements']:
         row = row.of_file(options['elements'])
@@ -123,33 +120,42 @@ def main(options: Dict[str, Any]) -> None:
             side.fill(row.columns(2))
             task.use(parts.data_pusher(cfg, side.buffer))
             task.use(Consume(side, options['seconds'], options['out']))
+            address = task.router._mq.listen_to if options['side'] == 'stock' else ''
             for meeting in options['meetings']:
-                open(meeting, 'wb').close()
+                Path(meeting).write_text(address)
         else:
-            task.use(Produce(row, options['meetings'][_number(options) - 1]))
+            if options['side'] == 'store':  # node 1 of the store's launcher is for evaluators
+                Path(options['meetings'][task.router.node_id - 2]).read_text()
+            task.use(Produce(row))
         task.run()
 
 
-def _number(options: Dict[str, Any]) -> int:
-    """Return a collector's number, from 1. The store's launcher reserves node 1 for evaluators."""
-    node: int = task.router.node_id
-    return node - 1 if options['side'] == 'store' else node
-
-
-def run_stock(options: Dict[str, Any]) -> None:
+class StockNode:
     """
-    Run the job in plain DI-engine: spawned processes, joined by nng. A worker dials those before it, and fails if they
-    do not listen yet, hence the interval. Collectors need no connection to each other.
+    Process of a plain DI-engine job. A collector starts when the learner listens, because a process fails if it dials
+    one that does not listen yet.
     """
-    num = 1 + len(options['meetings'])
-    Parallel.runner(n_parallel_workers=num, topology='star', startup_interval=STARTUP_S)(main, options)
+
+    def __init__(self, options: Dict[str, Any], node_id: int, log: str) -> None:
+        self._options, self._node_id = options, node_id
+        # DI-engine's addresses are names in this directory. Forked processes would choose the same random ones.
+        tempfile.tempdir = os.path.dirname(log)
+        parallel.random.seed()
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for stream in (1, 2):
+            os.dup2(descriptor, stream)
+
+    def run(self) -> None:
+        meetings = self._options['meetings']
+        attach_to = [Path(meetings[self._node_id - 1]).read_text()] if self._node_id else None
+        runner = parallel.Parallel.runner(1, attach_to=attach_to, topology='alone', node_ids=[self._node_id])
+        runner(main, self._options)
 
 
 if __name__ == '__main__':
     parser = argparse.ArgumentParser()
     parser.add_argument('options', help='as JSON')
-    given = json.loads(parser.parse_args().options)
-    # Run it by its module's name, so that spawned workers find it.
+    # Run it by its module's name, like the processes of plain DI-engine.
     from ding_store.compare import job
 
-    job.run_stock(given) if given['side'] == 'stock' else job.main(given)
+    job.main(json.loads(parser.parse_args().options))

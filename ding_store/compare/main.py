@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import math
 import multiprocessing
 import os
@@ -13,9 +14,8 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Sequence, Tuple
 
 from ding_store.compare.disk import is_memory
-from ding_store.compare.page import page
 from ding_store.compare.recorded import recorded
-from ding_store.compare.results import Results, finite
+from ding_store.compare.results import Results, failures, finite
 from ding_store.compare.rows import ROWS, Row
 from ding_store.compare.scratch import scratch
 from ding_store.compare.sections import (
@@ -27,10 +27,14 @@ from ding_store.compare.sections import (
     SECTIONS,
     planned,
 )
-from ding_store.compare.terminal import Progress, render, terminal_width
 from ding_store.compare.worker import WorkerFailed
 from ding_store.errors import ConfigError
 from ding_store.launch.termination import signals_as_interrupt
+
+#: Formats of the figure, by the file's suffix.
+FORMATS = ('.png', '.svg', '.pdf')
+#: Lines of a failed peer's log that are printed. The --json file has more.
+LOG_LINES = 10
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -53,16 +57,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--repeats', type=int, metavar='N', help='windows per figure (default: 5; quick: 2)')
     parser.add_argument('--seconds', type=float, metavar='S', help='seconds per window (default: 1; quick: 0.2)')
+    parser.add_argument(
+        '--timeout',
+        type=float,
+        metavar='S',
+        default=300.0,
+        help='seconds after which a peer that does not end a step is killed (default: 300)',
+    )
     parser.add_argument('--json', metavar='FILE', help='write all figures to FILE after every step')
-    parser.add_argument('--html', metavar='FILE', help='write a report with plots to FILE')
-    parser.add_argument('--resume', action='store_true', help='measure only what the --json FILE does not have yet')
+    parser.add_argument('--figure', metavar='FILE', help=f'draw the figures to FILE ({", ".join(FORMATS)})')
+    parser.add_argument(
+        '--resume', action='store_true', help='measure only what the --json FILE does not have yet, or failed'
+    )
     parser.set_defaults(call=lambda options, command: main(options))
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure, and return 0. Return 1 if a measurement failed: the tables say which."""
+    """Measure, and return 0. Return 1 if a peer failed: the tables say which, and have the figures of the others."""
     rows, sections, settings = _checked(options)
+    from ding_store.compare.tables import show
+
     results = Results(Path(options.json) if options.json else None, settings, options.resume)
+    effort = {**settings, 'timeout_s': options.timeout}  # a run may be resumed with another timeout
     with signals_as_interrupt(), scratch() as directory:
         # For all processes that follow: libraries leave temporary files, and killed processes leave more.
         os.environ['TMPDIR'] = directory
@@ -70,23 +86,41 @@ def main(options: argparse.Namespace) -> int:
         multiprocessing.current_process()._config['tempdir'] = directory  # type: ignore[attr-defined]
         dqn = ROWS[0]
         if settings['elements'] == 'real':
-            rows, dqn = _real(rows, dqn, sections, directory)
+            rows, dqn = _real(rows, dqn, sections, directory, options.timeout)
             for row in rows:
                 planned(row, settings)
-        failures = _measure(rows, dqn, sections, settings, results)
+        _measure(rows, dqn, sections, effort, results)
     results.save()
-    sys.stdout.write(render(results.data, terminal_width()) + '\n')
-    if options.html:
-        Path(options.html).write_text(page(results.data), encoding='utf-8')
-    for written in (options.json, options.html):
+    show(results.data, sys.stdout)
+    if options.figure:
+        from ding_store.compare.figure import draw
+
+        draw(results.data, Path(options.figure))
+    for written in (options.json, options.figure):
         if written:
             sys.stdout.write(f'wrote {os.path.abspath(written)}\n')
-    for failure in failures:
-        sys.stderr.write(failure + '\n')
-    return 1 if failures else 0
+    failed = list(failures(results.data))
+    for where, failure in failed:
+        last_lines = failure['log'].splitlines()[-LOG_LINES:]
+        sys.stderr.write('\n'.join([f'{where}: {failure["failed"]}', *last_lines, '']))
+    return 1 if failed else 0
+
+
+def _need_extra(*modules: str) -> None:
+    """Refuse to begin without the modules that print and draw, so that no measurement is lost."""
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"compare needs {error.name}, which is not installed. Run: pip install 'ding_store[compare]'"
+            ) from error
 
 
 def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[str, Any]]:
+    _need_extra('rich', *(['matplotlib'] if options.figure else []))
+    if options.figure and Path(options.figure).suffix not in FORMATS:
+        raise ConfigError(f'--figure {options.figure!r} must end in one of {", ".join(FORMATS)}')
     known = {row.name: row for row in ROWS}
     names = options.rows or list(known)
     sections = options.sections or list(QUICK_SECTIONS if options.quick else SECTIONS)
@@ -103,7 +137,7 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
         'repeats': options.repeats or (2 if quick else 5),
         'seconds': options.seconds or (0.2 if quick else 1.0),
     }
-    for name in ('memory', 'length', 'repeats', 'seconds'):
+    for name in ('memory', 'length', 'repeats', 'seconds', 'timeout'):
         value = getattr(options, name)
         if value is not None and not 0 < value < math.inf:
             raise ConfigError(f'--{name} ({value:g}) must be above 0, and finite')
@@ -118,35 +152,41 @@ def _checked(options: argparse.Namespace) -> Tuple[List[Row], List[str], Dict[st
     return rows, sections, settings
 
 
-def _real(rows: List[Row], dqn: Row, sections: Sequence[str], directory: str) -> Tuple[List[Row], Row]:
+def _real(
+    rows: List[Row], dqn: Row, sections: Sequence[str], directory: str, timeout_s: float
+) -> Tuple[List[Row], Row]:
     """Return the rows and DQN's with elements of their environments, if a chosen section measures them."""
     wanted = {row.name: row for row in rows} if set(sections) & set(ROW_SECTIONS) else {}
     if set(sections) & set(DQN_SECTIONS):
         wanted[dqn.name] = dqn
     if not wanted:
         return rows, dqn
-    made = {row.name: row for row in recorded(list(wanted.values()), directory, _to_stderr)}
+    made = {row.name: row for row in recorded(list(wanted.values()), directory, timeout_s, _to_stderr)}
     return [made.get(row.name, row) for row in rows], made.get(dqn.name, dqn)
 
 
 def _measure(
     rows: Sequence[Row], dqn: Row, sections: Sequence[str], settings: Dict[str, Any], results: Results
-) -> List[str]:
-    failures: List[str] = []
-    steps = list(_steps(rows, dqn, sections, settings, results))
-    with Progress(len(steps)) as progress:
+) -> None:
+    """Measure each step that the results do not have. A step that fails leaves a record of it, and the next begins."""
+    from ding_store.compare.tables import StepProgress
+
+    steps = [each for each in _steps(rows, dqn, sections, settings, results) if _is_left(each[0], each[1])]
+    with StepProgress(len(steps)) as progress:
         for record, section, name, measure in steps:
-            if section in record:
-                progress.skip()
-                continue
             try:
                 record[section] = finite(measure(functools.partial(_say, progress, name)))
-                results.add_date()
             except WorkerFailed as error:
-                failures.append(f'{name} {section}: {error}')
+                progress.say(f'{name} {error}')
+                record[section] = error.record
+            results.add_date()
             results.save()
             progress.step()
-    return failures
+
+
+def _is_left(record: Dict[str, Any], section: str) -> bool:
+    """Return True for a section that was not measured, or that has a failure."""
+    return section not in record or any(failures(record[section]))
 
 
 def _steps(
@@ -168,7 +208,7 @@ def _steps(
                 yield results.row(row.name), section, row.name, functools.partial(ROW_SECTIONS[section], row, settings)
 
 
-def _say(progress: Progress, name: str, text: str) -> None:
+def _say(progress: Any, name: str, text: str) -> None:
     progress.say(f'{name} {text}')
 
 

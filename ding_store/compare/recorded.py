@@ -29,7 +29,7 @@ SOURCES = {
 NUM_ELEMENTS, NUM_SEQUENCES = 200, 16
 
 
-def recorded(rows: List[Row], directory: str, say: Any) -> List[Row]:
+def recorded(rows: List[Row], directory: str, timeout_s: float, say: Any) -> List[Row]:
     """
     Overview:
         Return the rows with elements of their environments, stored in files of this directory. If a row's extra is not
@@ -37,7 +37,7 @@ def recorded(rows: List[Row], directory: str, say: Any) -> List[Row]:
     Raises:
         - ConfigError: An environment fails.
     """
-    worker = Worker('ding_store.compare.recorded:Recorder', directory)
+    worker = Worker('ding_store.compare.recorded:Recorder', directory, timeout_s=timeout_s)
     made: List[Row] = []
     try:
         for row in rows:
@@ -47,7 +47,7 @@ def recorded(rows: List[Row], directory: str, say: Any) -> List[Row]:
     except WorkerFailed as error:
         row = rows[len(made)]
         text = f'--elements real: {SOURCES[row.name][1]} cannot be played for {row.name}; use --elements synthetic'
-        raise ConfigError(f'{text}\n{error}') from error
+        raise ConfigError(f'{text}\n{error}\n{error.log}'.rstrip()) from error
     finally:
         worker.close()
 

@@ -10,14 +10,15 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from ding_store import __version__
+from ding_store.compare.units import PEERS
 from ding_store.errors import ConfigError
 from ding_store.power_cuts import sync_file
 
 #: Version of the file's format.
-VERSION = 1
+VERSION = 2
 
 
 class Results:
@@ -41,13 +42,14 @@ class Results:
         if not self._path.exists():
             return self.data
         try:
-            # Older files have NaN, which is not JSON.
-            data: Dict[str, Any] = json.loads(self._path.read_text(), parse_constant=lambda _: None)
+            data: Dict[str, Any] = json.loads(self._path.read_text())
         except ValueError as e:
             raise ConfigError(f'--resume: {self._path} is no JSON ({e}); remove it to begin anew') from e
         if not isinstance(data, dict) or not {'rows', 'machine'} <= data.keys():
             raise ConfigError(f'--resume: {self._path} holds no figures of this command; name another file')
-        if data.get('version') != VERSION or data.get('settings') != settings:
+        if data.get('version') != VERSION:
+            raise ConfigError(f'--resume: {self._path} is of another version of this command; use another file')
+        if data.get('settings') != settings:
             raise ConfigError(
                 f'--resume: {self._path} was made with {data.get("settings")}, this is {settings}; '
                 'use the same settings, or another file'
@@ -94,7 +96,7 @@ class Results:
 
     def add_date(self) -> None:
         """Add today to the days of measurement."""
-        days = [day[:10] for day in self.data.get('date', '').split(', ') if day]  # older files also have a time
+        days = [day for day in self.data.get('date', '').split(', ') if day]
         self.data['date'] = ', '.join(dict.fromkeys([*days, _today()]))
 
     def save(self) -> None:
@@ -107,8 +109,20 @@ class Results:
         os.replace(temporary, self._path)
 
 
+def failures(record: Any, *path: str) -> Iterator[Tuple[str, Dict[str, str]]]:
+    """Yield each failure that a record has in place of figures, with its place, e.g. 'sac single DI-engine'."""
+    if isinstance(record, list):
+        for each in record:
+            yield from failures(each, *path)
+    elif isinstance(record, dict) and 'failed' in record:
+        yield ' '.join(path), record
+    elif isinstance(record, dict):
+        for name, each in record.items():
+            yield from failures(each, *path, *(() if name in ('rows', 'parts', 'sides') else (PEERS.get(name, name),)))
+
+
 def finite(record: Any) -> Any:
-    """Return a record with None for each number that is not finite, e.g. of a plain DI-engine job that failed."""
+    """Return a record with None for each number that is not finite, e.g. the rate of no adds."""
     if isinstance(record, dict):
         return {name: finite(each) for name, each in record.items()}
     if isinstance(record, list):

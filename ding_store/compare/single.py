@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import math
 import time
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 
 from ding_store.compare.rows import Columns, Row
-from ding_store.compare.sides import SIDES, Side
+from ding_store.compare.units import PEERS, size_text
+from ding_store.compare.worker import Effort, Worker, WorkerFailed
 
 PAGE_BYTES = 4096
 #: Bytes of the elements that the store's pushes and both bounds read: more than caches hold.
@@ -27,6 +30,8 @@ class Measured:
     def __init__(self, row: Row, title: str, length: int) -> None:
         self._source = row.columns(max(4, min(length, _num_elements(row))), seed=2)
         self._row = row
+        from ding_store.compare.sides import SIDES, Side
+
         _load(row.smaller(SMALL_BYTES), title)
         gc.collect()
         before = memory_bytes()
@@ -97,6 +102,8 @@ def _num_elements(row: Row) -> int:
 
 def _load(row: Row, title: str) -> None:
     """Use a side once, so that imports and compiled code do not count as memory of its elements."""
+    from ding_store.compare.sides import SIDES, Side
+
     side: Side = SIDES[title](row, 2 * row.batch)
     side.fill(row.columns(row.batch))
     side.push(side.elements(1))
@@ -144,3 +151,108 @@ def memory_bytes() -> int:
     """Return the resident bytes of this process, including the private files that it maps."""
     with open('/proc/self/statm') as statm:
         return int(statm.read().split()[1]) * PAGE_BYTES
+
+
+def summary(row: Row, windows: List[Dict[str, Any]], bytes_per_element: float) -> Dict[str, float]:
+    """
+    Overview:
+        Return medians over windows. ``headroom`` is how many times the required adds and samples together fit into a
+        second of the process. ``bound_headroom`` is the same for the two bounds.
+    """
+    adds = _median([w['num_adds'] / w['adds_s'] for w in windows if w['num_adds']])
+    samples = _median([w['num_samples'] / w['samples_s'] for w in windows])
+    gather, copy = _median([w['gather_per_s'] for w in windows]), _median([w['copy_per_s'] for w in windows])
+    calls = np.concatenate([w['sample_calls_s'] for w in windows])
+    p50, p90, p99 = np.percentile(calls, [50, 90, 99])
+    return {
+        'adds_per_s': adds,
+        'samples_per_s': samples,
+        'sample_bytes_per_s': samples * row.element_bytes,
+        'headroom': headroom(row, adds, samples),
+        'gather_per_s': gather,
+        'copy_per_s': copy,
+        'bound_headroom': headroom(row, copy, gather),
+        'memory_per_element': bytes_per_element,
+        'sample_p50_s': float(p50),
+        'sample_p90_s': float(p90),
+        'sample_p99_s': float(p99),
+        'sample_max_s': float(calls.max()),
+    }
+
+
+def headroom(row: Row, adds_per_s: float, samples_per_s: float) -> float:
+    """Return 1 / seconds that one second of the job's adds and samples takes at these rates, one after the other."""
+    return 1 / (row.adds_per_s / adds_per_s + row.samples_per_s / samples_per_s)
+
+
+def bound_headroom(row: Row, effort: Effort) -> float:
+    """Return the headroom of a process that only copies: each element into a replay, each sample out of it."""
+    worker = Worker('ding_store.compare.single:Bounds', row, timeout_s=effort.timeout_s)
+    with contextlib.closing(worker):
+        found = worker.call('measure', effort.seconds)
+    return headroom(row, found['copy_per_s'], found['gather_per_s'])
+
+
+def _median(values: List[float]) -> float:
+    return float(np.median(values)) if values else math.nan
+
+
+def interleaved(
+    row: Row, length: int, titles: List[str], effort: Effort, train: bool, say: Callable[[str], None]
+) -> Dict[str, Dict[str, Any]]:
+    """
+    Overview:
+        Measure each side in its own process: fill one after the other, then measure windows in turn. If a side's
+        process fails, the others go on.
+    Arguments:
+        - train (:obj:`bool`): True to train the row's policy as well.
+    Returns:
+        - sides (:obj:`dict`): Title -> figures of ``summary``, and with ``train`` those of ``training.Training``. A
+          side that failed has only ``WorkerFailed.record``.
+    """
+    workers: Dict[str, Worker] = {}
+    failed: Dict[str, Dict[str, Any]] = {}
+    memory: Dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def kept(title: str) -> Iterator[None]:
+        try:
+            yield
+        except WorkerFailed as error:
+            say(f'{PEERS[title]}: {error}')
+            failed[title] = error.record
+            workers.pop(title).close()
+
+    def in_turn(name: str, what: str) -> Dict[str, List[Dict[str, Any]]]:
+        found: Dict[str, List[Dict[str, Any]]] = {title: [] for title in titles}
+        for number in range(effort.repeats):
+            for title, worker in list(workers.items()):
+                say(f'{PEERS[title]}: {what} {number + 1} of {effort.repeats}')
+                with kept(title):
+                    found[title].append(worker.call(name, effort.seconds))
+        return found
+
+    try:
+        for title in titles:
+            say(f'{PEERS[title]}: filling {length:,} x {size_text(row.element_bytes)}')
+            workers[title] = Worker(
+                'ding_store.compare.single:Measured', row, title, length, timeout_s=effort.timeout_s
+            )
+            with kept(title):
+                memory[title] = workers[title].get('bytes_per_element')
+        windows = in_turn('window', 'window')
+        trained = in_turn('train', 'training, window') if train else {}
+        sides = {}
+        for title in titles:
+            sides[title] = failed.get(title) or {
+                **summary(row, windows[title], memory[title]),
+                **_medians(trained.get(title, [])),
+            }
+        return sides
+    finally:
+        for worker in workers.values():
+            worker.close()
+
+
+def _medians(windows: List[Dict[str, float]]) -> Dict[str, float]:
+    return {name: _median([window[name] for window in windows]) for name in (windows[0] if windows else ())}

@@ -2,100 +2,114 @@
 
 import contextlib
 import importlib.util
+import io
 import json
-import math
+import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from compare_rows import row
 from jobs import ROOT, ding_store, environment
 from needs import lacking
 
+from ding_store.cli import main
 from ding_store.compare import disk
 from ding_store.compare.across import across
 from ding_store.compare.disk import Limit, is_memory, on_disk
-from ding_store.compare.main import _facts, _measure
-from ding_store.compare.page import page
-from ding_store.compare.results import Results
-from ding_store.compare.sections import ROW_SECTIONS
-from ding_store.compare.terminal import render
+from ding_store.compare.main import _facts
+from ding_store.compare.tables import show
+from ding_store.compare.worker import Effort, Worker
 
 pytest.importorskip('ding')
 
-TINY = ['--length', '150', '--memory', '0.01', '--repeats', '1', '--seconds', '0.02', '--elements', 'synthetic']
+TINY = ['--length', '150', '--memory', '0.1', '--repeats', '1', '--seconds', '0.02', '--elements', 'synthetic']
 
 
-def compare(*arguments, code=0):
-    done = subprocess.run(
-        ding_store('compare', *arguments), env=environment(), capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == code, done.stderr[-3000:]
-    return done
+@pytest.fixture(scope='module', autouse=True)
+def _forkserver():
+    """Start the process that all peers are forked from before a test sets directories that end with the test."""
+    with contextlib.closing(Worker('builtins:dict', timeout_s=240.0)) as worker:
+        worker.call('copy')
 
 
-def check_sides(sides, *positive):
-    for side in ('stock', 'store'):
-        assert all(sides[side][name] > 0 for name in positive), sides
+@contextlib.contextmanager
+def signalled(numbers):
+    """Send signals to peers' processes: {n: signal} goes to the one that is asked for the nth window."""
+    asked, begin = [], Worker._begin
+
+    def begin_disturbed(self, name, arguments):
+        if name == 'window':
+            asked.append(self)
+            if len(asked) in numbers:
+                os.kill(self._process.pid, numbers[len(asked)])
+                self._timeout_s = 0.5
+        begin(self, name, arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, '_begin', begin_disturbed)
+        yield
 
 
-def test_a_row_from_end_to_end_and_resume(tmp_path):
-    file, html = tmp_path / 'out.json', tmp_path / 'out.html'
-    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', '--json', file)
-    assert f'wrote {file}\n' in done.stdout
-    first = json.loads(file.read_text())
-    (part,) = first['rows']['sac']['single']['parts']
-    check_sides(part['sides'], 'bound_headroom', 'memory_per_element', 'iters_per_s', 'train_s')
-    for figures in part['sides'].values():
-        times = [figures[f'sample_{name}_s'] for name in ('p50', 'p90', 'p99', 'max')]
-        assert times == sorted(times)
-        assert times[0] > 0
-        assert 0 < figures['headroom'] < min(figures['adds_per_s'] / 71, figures['samples_per_s'] / 138)
-    done = compare(*TINY, '--sections', 'single', '--rows', 'sac', 'qmix', '--json', file, '--resume', '--html', html)
-    second = json.loads(file.read_text())
-    assert second['rows']['sac'] == first['rows']['sac']
-    check_sides(second['rows']['qmix']['single']['parts'][0]['sides'], 'headroom', 'iters_per_s')
-    assert 'qmix ' in done.stdout
-    check_page(html.read_text())
-    check_lengths(second)
-    done = compare('--quick', '--sections', 'single', '--rows', 'sac', '--json', file, '--resume', code=2)
-    assert 'was made with' in done.stderr
+def test_a_killed_and_a_hung_peer_cost_only_their_lines(tmp_path, capsys, monkeypatch):
+    # The command sets it for all that it starts. Here other tests follow.
+    monkeypatch.setitem(multiprocessing.current_process()._config, 'tempdir', str(tmp_path))
+    file, figure = tmp_path / 'out.json', tmp_path / 'out.png'
+    options = [*TINY, '--sections', 'single', '--rows', 'sac', 'qmix', '--json', str(file), '--figure', str(figure)]
+    with signalled({1: signal.SIGKILL, 4: signal.SIGSTOP}):
+        assert main(['compare', *options]) == 1
+    out, err = capsys.readouterr()
+    rows = json.loads(file.read_text())['rows']
+    ((sac,), (qmix,)) = (rows[name]['single']['parts'] for name in ('sac', 'qmix'))
+    assert sac['sides']['stock']['failed'] == 'crashed (signal 9)'
+    assert qmix['sides']['store']['failed'] == 'hung: no end within 0.5 s'
+    assert 'sac single DI-engine: crashed (signal 9)' in err
+    check_side(sac['sides']['store'], 71, 138)
+    check_side(qmix['sides']['stock'], 19, 60)
+    lines = [line.split() for line in out.splitlines()]
+    assert 'synthetic DI-engine crashed (signal 9)'.split() in lines
+    assert any(line[-7:] == 'ding_store hung: no end within 0.5 s'.split() for line in lines)
+    assert out.endswith(f'wrote {file}\nwrote {figure}\n')
+    assert figure.stat().st_size > 0
+    assert '\x1b' not in out + err, 'no colours where the output is no terminal'
 
 
-def check_lengths(result):
-    """A replay shorter than the job's is called so."""
-    text = page(result)
-    assert 'KB x 150 of 1M<' in text
-    assert 'in one process, with shorter replays; stock' in text
-    assert 'and 150 elements' in text
-    for record in result['rows'].values():
-        record['length'] = 150
-    text = page(result)
-    assert 'KB x 150<' in text
-    assert 'shorter replays' not in text
-
-
-def check_page(text):
-    """Well-formed, and whole by itself: nothing in it is fetched from anywhere."""
-    root = ElementTree.fromstring(text.partition('\n')[2])
-    plots = [each for each in root.iter() if each.tag == 'svg']
-    assert len(plots) >= 3
-    for each in root.iter():
-        assert each.tag not in ('script', 'link', 'img', 'iframe')
-        assert not {'src', 'href'} & set(each.attrib)
-    assert '@import' not in text
-    assert 'url(' not in text
+def check_side(figures, adds_per_s, samples_per_s):
+    assert all(figures[name] > 0 for name in ('bound_headroom', 'memory_per_element', 'iters_per_s', 'train_s'))
+    times = [figures[f'sample_{name}_s'] for name in ('p50', 'p90', 'p99', 'max')]
+    assert times == sorted(times)
+    assert times[0] > 0
+    most = min(figures['adds_per_s'] / adds_per_s, figures['samples_per_s'] / samples_per_s)
+    assert 0 < figures['headroom'] < most
 
 
 @pytest.mark.parametrize('side', ['stock', 'store'])
 def test_across_processes(side):
-    figures = across(row('masac'), 1, [side], 1, 0.1, lambda text: None)[side]
+    figures = across(row('masac'), 1, [side], Effort(1, 0.1, 120.0), lambda text: None)[side]
     assert figures['adds_per_s'] > 0
     # The learner samples at the ratio of the job, in whole batches.
     assert figures['samples_per_s'] / figures['adds_per_s'] == pytest.approx(63 / 116, rel=0.5)
+
+
+def test_across_processes_a_killed_collector_is_a_crash(monkeypatch):
+    begin = Worker._begin
+
+    def killed(self, name, arguments):
+        begin(self, name, arguments)
+        os.kill(self._process.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Worker, '_begin', killed)
+    sides = across(row('masac'), 1, ['stock'], Effort(2, 0.1, 120.0), lambda text: None)
+    assert sides['stock']['failed'] == 'crashed (signal 9)'
+
+
+def test_across_processes_a_hung_job_ends_at_the_timeout():
+    sides = across(row('masac'), 1, ['stock', 'store'], Effort(1, 0.1, 0.3), lambda text: None)
+    assert [side['failed'] for side in sides.values()] == ['hung: no end within 0.3 s'] * 2
 
 
 def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
@@ -116,14 +130,15 @@ def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
 
 def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
     one = row('qmix')
-    found = on_disk(one, 50 * one.element_bytes, 2e9, 1, 0.01, str(tmp_path), lambda text: None)
+    found = on_disk(one, 50 * one.element_bytes, 2e9, Effort(1, 0.01, 120.0), str(tmp_path), lambda text: None)
     assert found['length'] == 4 * one.batch
     assert found['samples_per_s'] > 0
     assert found['learner_at'] > 0
     assert found['fraction'] == found['samples_per_s'] / found['disk_per_s']
     assert list(tmp_path.iterdir()) == []
-    record = {'qmix': {**_facts(one), 'disk': found}}
-    text = render({'rows': record})
+    out = io.StringIO()
+    show({'rows': {'qmix': {**_facts(one), 'disk': {**found, 'source': 'synthetic'}}}}, out)
+    text = ' '.join(out.getvalue().split())
     if found['limit_bytes'] is None:
         assert found['reason'] in text
     else:
@@ -162,26 +177,6 @@ def test_a_memory_cgroup_of_version_2(own, place, tmp_path, monkeypatch):
     assert not limit.path.exists()
 
 
-def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
-    file, html = tmp_path / 'out.json', tmp_path / 'out.html'
-    settings = {'quick': False, 'elements': 'synthetic', 'length': 150, 'memory_gb': 0.01, 'repeats': 1}
-    results = Results(file, {**settings, 'seconds': 0.02}, resume=False)
-    figures = dict.fromkeys(['adds_per_s', 'samples_per_s', 'sample_share', 'headroom', 'add_bytes_per_s'], 200.0)
-    sides = {'stock': dict.fromkeys(figures, math.nan), 'store': figures}
-    results.row('sac').update(_facts(row('sac')))
-    monkeypatch.setitem(ROW_SECTIONS, 'across', lambda *_: {'num_collectors': 2, 'sides': sides})
-    assert not _measure([row('sac')], row('dqn'), ['across'], settings, results)
-    written = file.read_text()
-    assert (
-        json.loads(written, parse_constant=pytest.fail)['rows']['sac']['across']['sides']['stock']['headroom'] is None
-    )
-    file.write_text(written.replace('null', 'NaN'))  # as older files have it
-    done = compare(*TINY, '--sections', 'across', '--rows', 'sac', '--json', file, '--resume', '--html', html)
-    assert next(line for line in done.stdout.splitlines() if line.startswith('sac ')).split()[-3:] == ['-', '200x', '-']
-    assert 'no figures' in html.read_text()
-    json.loads(file.read_text(), parse_constant=pytest.fail)
-
-
 @pytest.mark.parametrize(
     ('arguments', 'says'),
     [
@@ -190,22 +185,29 @@ def test_what_is_no_figure_is_null_in_the_file(tmp_path, monkeypatch):
         (['--memory', '0.1', '--rows', 'r2d2'], 'holds 10 elements of r2d2: give it at least 0.32'),
         (['--repeats', '0'], '--repeats (0) must be above 0'),
         (['--json', '/nowhere/out.json'], 'there is no such directory'),
-        (['--html', '/'], "--html '/' is a directory: name a file in it"),
-        (['--html', 'one', '--json', 'one'], '--json and --html name the same file'),
+        (['--figure', '/'], "--figure '/' is a directory: name a file in it"),
+        (['--figure', 'one', '--json', 'one'], '--json and --figure name the same file'),
+        (['--figure', 'one.html'], "--figure 'one.html' must end in one of .png, .svg, .pdf"),
+        (['--timeout', '0'], '--timeout (0) must be above 0'),
         (['--seconds', 'nan'], '--seconds (nan) must be above 0, and finite'),
         (['--memory', 'inf'], '--memory (inf) must be above 0, and finite'),
         (['--resume', '--rows', 'sac', '--length', '100'], '--resume goes with --json FILE'),
     ],
 )
-def test_wrong_arguments(arguments, says):
-    assert says in compare(*arguments, code=2).stderr
+def test_wrong_arguments(arguments, says, capsys):
+    assert main(['compare', *arguments]) == 2
+    assert says in capsys.readouterr().err
 
 
-def test_the_script_is_the_command():
-    script = [sys.executable, str(ROOT / 'scripts' / 'compare_throughput.py'), '--help']
-    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0
-    assert '--resume' in done.stdout
+@pytest.mark.parametrize('missing', ['rich', 'matplotlib'])
+def test_without_its_extra_it_names_what_to_install(missing):
+    code = f'import sys; sys.modules[{missing!r}] = None; from ding_store.cli import main; sys.exit(main())'
+    command = [sys.executable, '-c', code, 'compare', '--quick', '--figure', 'figure.png']
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"ding-store: compare needs {missing}, which is not installed. Run: pip install 'ding_store[compare]'\n"
+    )
 
 
 def test_torch_is_for_the_processes_that_it_starts():

@@ -50,9 +50,9 @@ def test_ctrl_c_while_its_processes_import_is_one_line(tmp_path):
 @pytest.mark.parametrize(
     ('section', 'side', 'number', 'says', 'num_processes'),
     [
-        ('single', 'store', signal.SIGTERM, 'store: window 1', 4),
-        ('across', 'stock', signal.SIGINT, 'stock: 2 collectors', 5),
-        ('across', 'store', signal.SIGTERM, 'store: 2 collectors', 5),
+        ('single', 'store', signal.SIGTERM, 'ding_store: window 1', 4),
+        ('across', 'stock', signal.SIGINT, 'DI-engine: 2 collectors', 6),
+        ('across', 'store', signal.SIGTERM, 'ding_store: 2 collectors', 5),
         ('disk', 'store', signal.SIGINT, 'on disk: filling', 4),
     ],
 )

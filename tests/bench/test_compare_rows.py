@@ -11,16 +11,17 @@ from compare_rows import row
 from needs import need_extra
 
 from ding_store.compare.main import _real
-from ding_store.compare.plan import parts
 from ding_store.compare.rows import ROWS
-from ding_store.compare.windows import bound_headroom
+from ding_store.compare.sections import parts
+from ding_store.compare.single import bound_headroom
+from ding_store.compare.worker import Effort
 
 pytest.importorskip('ding')
 
 
 def test_the_bound_of_a_learner_is_its_copies():
     one = row('masac')
-    assert bound_headroom(one, 0.02) > 10  # of 5 MB/s
+    assert bound_headroom(one, Effort(1, 0.02, 120.0)) > 10  # of 5 MB/s
 
 
 @pytest.mark.parametrize('one', ROWS, ids=lambda row: row.name)
@@ -71,9 +72,9 @@ def test_both_sides_deliver_the_same_batch():
 )
 def test_real_elements_are_those_of_the_environment_and_train(name, extra, module, shape, tmp_path):
     need_extra(module, extra)
-    from ding_store.compare.policies import policy_of
     from ding_store.compare.recorded import Recorder
     from ding_store.compare.sides import Stock, Store, collated
+    from ding_store.compare.training import policy_of
 
     real = Recorder(str(tmp_path)).record(row(name))
     assert real.source
@@ -119,14 +120,14 @@ def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
 def test_collectors_hand_over_real_elements_of_dqn(monkeypatch):
     asked = []
 
-    def recorded(rows, directory, say):
+    def recorded(rows, directory, timeout_s, say):
         asked.append([one.name for one in rows])
         return [replace(one, source='real') for one in rows]
 
     monkeypatch.setattr('ding_store.compare.main.recorded', recorded)
     rows = [row('sac')]
     for names, wanted in ((['collectors'], ['dqn']), (['single', 'collectors'], ['sac', 'dqn']), (['length'], [])):
-        made, dqn = _real(rows, row('dqn'), names, '')
+        made, dqn = _real(rows, row('dqn'), names, '', 60.0)
         assert (made[0].source, dqn.source) == ('real' * ('sac' in wanted), 'real' * ('dqn' in wanted))
         assert not wanted or asked.pop() == wanted
     assert not asked
