@@ -162,7 +162,7 @@ class Store(Side):
 
     def has_trained(self) -> None:
         # The learner and the buffer of the config pipeline do the same. Both sides did so after the fill.
-        from ding_store.buffer.gc_freeze import leave_out_of_collections
+        from ding_store.gc_freeze import leave_out_of_collections
 
         gc.unfreeze()
         leave_out_of_collections()
