@@ -251,6 +251,31 @@ def test_only_the_storage_and_the_doctor_know_redis():
     assert {layer_of(file) for file in files} <= {'storage', 'doctor'}, files
 
 
+# --- one owner
+
+
+def uses_of(tree: ast.AST, name: str, *attributes: str) -> Iterator[int]:
+    """Yield the lines that use ``name.attribute``, or import one of the attributes from a module of that name."""
+    for node in runtime_nodes(tree):
+        if isinstance(node, ast.Attribute) and node.attr in attributes and ast.unparse(node.value).endswith(name):
+            yield node.lineno
+        if isinstance(node, ast.ImportFrom) and node.module == name:
+            yield from (node.lineno for alias in node.names if alias.name in attributes)
+
+
+def files_that_use(name: str, *attributes: str) -> Set[str]:
+    return {str(path.relative_to(PACKAGE)) for path in sources() if list(uses_of(parse(path), name, *attributes))}
+
+
+@pytest.mark.parametrize('line', ['gc.freeze()', 'call = gc.freeze', 'from gc import freeze'])
+def test_use_of_an_attribute_is_found(line):
+    assert list(uses_of(ast.parse(f'import gc\n{line}'), 'gc', 'freeze', 'unfreeze')) == [2]
+
+
+def test_one_module_freezes_garbage_collections():
+    assert files_that_use('gc', 'freeze', 'unfreeze') == {'gc_freeze.py'}
+
+
 # --- no pickle
 
 

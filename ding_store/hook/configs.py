@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import select
 import sys
@@ -12,6 +11,8 @@ import time
 import traceback
 from pathlib import Path
 from typing import Any, Callable, List
+
+from ding_store.gc_freeze import leave_out_for_good
 
 #: Pid of the launcher that waits for configs still being written. Launchers set it.
 ENV_LAUNCHER = 'DING_STORE_LAUNCHER'
@@ -36,7 +37,8 @@ def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> No
         # Before the second fork: the process that writes has the name before the caller continues.
         ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(os.environ.get(ENV_LAUNCHER, '')).encode(), 0, 0, 0)
         if os.fork() == 0:  # a grandchild: the caller never has to wait for it
-            gc.freeze()  # never collect the parent's garbage here: nng aborts if a process closes another's sockets
+            # Never collect the parent's garbage here: nng aborts if a process closes another's sockets.
+            leave_out_for_good()
             os.nice(19)  # a second of formatting, at the moment when every role begins
             _let_go()
             save(config, path)
