@@ -272,6 +272,29 @@ def test_use_of_an_attribute_is_found(line):
     assert list(uses_of(ast.parse(f'import gc\n{line}'), 'gc', 'freeze', 'unfreeze')) == [2]
 
 
+def changes_of(tree: ast.AST, target: str) -> Iterator[int]:
+    """Yield the lines that set or delete ``target``, such as 'task.stop', also by ``setattr``."""
+    name, attribute = target.split('.')
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and ast.unparse(node) == target:
+            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ('setattr', 'delattr', 'vars'):
+            words = [ast.unparse(argument) for argument in node.args]
+            if words[:1] == [name] and words[1:2] in ([], [repr(attribute)]):
+                yield node.lineno
+
+
+@pytest.mark.parametrize('line', ['task.stop = f', 'del task.stop', "setattr(task, 'stop', f)", "vars(task)['stop']"])
+def test_change_of_an_attribute_is_found(line):
+    assert list(changes_of(ast.parse(line), 'task.stop')) == [1]
+    assert list(changes_of(ast.parse('task.stop()'), 'task.stop')) == []
+
+
+def test_one_module_replaces_the_stop_of_a_task():
+    files = {str(path.relative_to(PACKAGE)) for path in sources() if list(changes_of(parse(path), 'task.stop'))}
+    assert files == {'middleware/task_stop.py'}
+
+
 def test_one_module_freezes_garbage_collections():
     assert files_that_use('gc', 'freeze', 'unfreeze') == {'gc_freeze.py'}
 
