@@ -7,7 +7,6 @@ import copy
 import difflib
 import importlib
 import inspect
-import os
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +20,8 @@ from ding.framework.task import VoidMiddleware
 from ding.utils import POLICY_REGISTRY
 from easydict import EasyDict
 
-from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import StoreConfig
+from ding_store.environment import read_environment
 from ding_store.errors import ConfigError
 
 ENV_MANAGERS = {'base': BaseEnvManagerV2, 'subprocess': SubprocessEnvManagerV2}
@@ -110,13 +110,14 @@ class Options:
         return main_config, create_config
 
     def _check(self, main_config: Any) -> None:
-        if StoreConfig.from_block(main_config.store).enable:
+        environment = read_environment()
+        if StoreConfig.from_block(main_config.store, environment=environment).enable:
             return
         if self.checkpoint:
             raise ConfigError(
                 '--checkpoint needs the store, and the flag is off. Leave out --checkpoint, or turn the flag on'
             )
-        if ENV_URL in os.environ and ENV_RUN in os.environ:
+        if environment.url and environment.run:
             raise ConfigError(
                 'the flag is off, but `ding-store run` runs scripts on the store. Start this one without it'
             )
