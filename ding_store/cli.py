@@ -9,23 +9,15 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from ding_store import __version__
-from ding_store.config import (
-    DEFAULT_URL,
-    ENV_CHECKPOINT,
-    ENV_RUN,
-    ENV_SETTINGS,
-    ENV_URL,
-    StoreConfig,
-    parse_settings,
-)
+from ding_store.config import DEFAULT_URL, StoreConfig, parse_settings
+from ding_store.environment import ENV_URL, Environment, read_environment, write_environment
 from ding_store.errors import ConfigError, StoreError
-from ding_store.hook import ENV_EXPLAIN, ENV_HOOK
-from ding_store.hook.configs import ENV_LAUNCHER, wait_until_written
+from ding_store.hook.configs import wait_until_written
 from ding_store.hook.usage import uses
 from ding_store.launch.printing import discard, print_to, printable
 
@@ -64,7 +56,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
         from ding_store.doctor import main as doctor
 
         return doctor(arguments[1:])
-    parser = _parser(*arguments[:1])
+    parser = _parser(read_environment(), *arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         forgot = options.call in (_run, _join) and not command and not unknown[0].startswith('-')
@@ -106,8 +98,11 @@ def _split(words: List[str]) -> Tuple[List[str], List[str]]:
     return words[:at], words[at + 1 :]
 
 
-def _parser(asked: str = '') -> argparse.ArgumentParser:
-    """Return the parser of all commands. Options that cost imports are added only for the command ``asked``."""
+def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParser:
+    """
+    Return the parser of all commands. The environment has the defaults of some options. Options that cost imports are
+    added only for the command ``asked``.
+    """
     parser = argparse.ArgumentParser(
         prog='ding-store',
         usage='ding-store COMMAND [options]',
@@ -116,13 +111,13 @@ def _parser(asked: str = '') -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument('--version', action='version', version=f'ding_store {__version__}')
-    parser.set_defaults(call=None)
+    parser.set_defaults(call=None, environment=environment)
     commands = parser.add_subparsers(prog='ding-store', metavar='COMMAND', help=argparse.SUPPRESS)
-    _add_run(commands)
-    _add_join(commands)
-    _add_status(commands)
+    _add_run(commands, environment)
+    _add_join(commands, environment)
+    _add_status(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
-    _add_forget(commands)
+    _add_forget(commands, environment)
     _add_gc(commands)
     commands.add_parser('doctor', add_help=False)
     return parser
@@ -146,18 +141,18 @@ def _add_command(commands: argparse._SubParsersAction, name: str, text: str, exa
     )
 
 
-def _add_store_options(parser: argparse.ArgumentParser) -> None:
+def _add_store_options(parser: argparse.ArgumentParser, environment: Environment) -> None:
     parser.add_argument(
         '--store',
         metavar='URL',
-        default=os.environ.get(ENV_URL, DEFAULT_URL),
+        default=environment.url or DEFAULT_URL,
         # Show the variable's name: its value may hold a password.
         help=f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
     )
     parser.add_argument(
         '--run',
         metavar='NAME',
-        default=os.environ.get(ENV_RUN, 'default'),
+        default=environment.run or 'default',
         help='name of the run (default: %(default)s)',
     )
 
@@ -189,7 +184,7 @@ def _node_id(text: str) -> int:
     return int(text)
 
 
-def _add_run(commands: argparse._SubParsersAction) -> None:
+def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
         'run',
@@ -199,7 +194,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
         'ding-store run --roles learner=1,collector=2,evaluator=1 -- python -u main.py',
         usage='ding-store run [options] -- COMMAND ...',
     )
-    _add_store_options(parser)
+    _add_store_options(parser, environment)
     _add_settings(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', help='start N processes per role, e.g. learner=1,collector=2')
     parser.add_argument(
@@ -228,7 +223,7 @@ def _add_run(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(call=_run)
 
 
-def _add_join(commands: argparse._SubParsersAction) -> None:
+def _add_join(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
         'join',
@@ -236,7 +231,7 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
         'ding-store join --role collector --store redis://host:6379 -- python -u main.py',
         usage='ding-store join --role ROLE [options] -- python SCRIPT ...',
     )
-    _add_store_options(parser)
+    _add_store_options(parser, environment)
     _add_settings(parser)
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
     parser.add_argument('--wait', action='store_true', help='wait for the run if it has not started')
@@ -247,14 +242,14 @@ def _add_join(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(call=_join)
 
 
-def _add_status(commands: argparse._SubParsersAction) -> None:
+def _add_status(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
         'status',
         'Show what a run holds and does now. This only reads, and delays no process of the run.',
         'ding-store status --run pong --watch 2',
     )
-    _add_store_options(parser)
+    _add_store_options(parser, environment)
     parser.add_argument('--json', action='store_true', help='print JSON')
     parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every SECONDS seconds')
     parser.set_defaults(call=_status)
@@ -278,7 +273,7 @@ def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> No
         add_options(parser)
 
 
-def _add_forget(commands: argparse._SubParsersAction) -> None:
+def _add_forget(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
         'forget',
@@ -286,7 +281,7 @@ def _add_forget(commands: argparse._SubParsersAction) -> None:
         'other reader still needs. The exit status is 1 if there is no such reader.',
         'ding-store forget --run pong --stream experience --reader learner',
     )
-    _add_store_options(parser)
+    _add_store_options(parser, environment)
     parser.add_argument('--stream', required=True, metavar='STREAM')
     parser.add_argument('--reader', required=True, metavar='NAME')
     parser.set_defaults(call=_forget)
@@ -325,17 +320,28 @@ def _gc(options: argparse.Namespace, command: List[str]) -> int:
     return 0
 
 
-def _config(options: argparse.Namespace, shared: bool = True) -> StoreConfig:
+def _environment(options: argparse.Namespace, shared: bool = True) -> Environment:
+    """Return the environment of the processes that a command starts: this one's, changed by its options."""
     if shared and options.store.startswith('memory:'):
         raise ConfigError(f'--store {options.store!r} is for one process only: for several use embedded:// or redis://')
-    os.environ[ENV_URL], os.environ[ENV_RUN] = _absolute(options.store), options.run
+    environment: Environment = options.environment
     settings = parse_settings(getattr(options, 'settings', ()))
-    if settings:
-        os.environ[ENV_SETTINGS] = repr(settings)
     checkpoint = getattr(options, 'checkpoint', None)
-    if checkpoint:
-        os.environ[ENV_CHECKPOINT] = checkpoint if checkpoint == '1' else os.path.abspath(checkpoint)
-    return StoreConfig.from_block({})
+    if checkpoint and checkpoint != '1':
+        checkpoint = os.path.abspath(checkpoint)
+    return replace(
+        environment,
+        url=_absolute(options.store) or None,
+        run=options.run or None,
+        settings=repr(settings) if settings else environment.settings,
+        checkpoint=checkpoint or environment.checkpoint,
+        launcher=str(os.getpid()),
+        explain='1' if getattr(options, 'explain', False) else environment.explain,
+    )
+
+
+def _config(options: argparse.Namespace) -> StoreConfig:
+    return StoreConfig.from_block({}, environment=_environment(options))
 
 
 def _check_directory() -> None:
@@ -367,11 +373,10 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.hook.install import SITE
     from ding_store.launch.command import run_command
 
-    _config(options, shared=False)
-    os.environ[ENV_LAUNCHER] = str(os.getpid())
-    os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [SITE, os.environ.get('PYTHONPATH')]))
-    os.environ[ENV_HOOK] = '1'
+    environment = _environment(options, shared=False)
+    StoreConfig.from_block({}, environment=environment)  # refuses wrong settings before the command starts
     with uses() as used:
+        write_environment(replace(environment, uses=used.path), SITE)
         code = run_command(command)
         print_to(sys.stderr, used.summary())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM])  # run_command has waited for them
@@ -392,12 +397,12 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     begin = time.monotonic()
     script, roles, delays = UserScript.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
-    config = _config(options)
-    os.environ[ENV_LAUNCHER] = str(os.getpid())
+    environment = _environment(options)
+    config = StoreConfig.from_block({}, environment=environment)
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
-    job = Job(script, roles, config, logs, delays, cpu_roles)
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     with uses() as used:
+        job = Job(script, roles, config, logs, delays, cpu_roles, replace(environment, uses=used.path))
         result = job.run(sys.stderr)
         print_to(sys.stderr, used.summary())
     _wait_for_configs()
@@ -414,8 +419,9 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
 
     if options.explain:
         _explain(command)
-    os.environ[ENV_LAUNCHER] = str(os.getpid())
-    code = join(_config(options), options.role, options.node_id, UserScript.parse(command), options.wait)
+    environment = _environment(options)
+    config = StoreConfig.from_block({}, environment=environment)
+    code = join(config, environment, options.role, options.node_id, UserScript.parse(command), options.wait)
     _wait_for_configs()
     return code
 
@@ -424,7 +430,6 @@ def _explain(command: List[str]) -> None:
     from ding_store.hook.patches import explain
 
     print_to(sys.stderr, explain() + (f'now running it: {shlex.join(command)}\n' if command else ''))
-    os.environ[ENV_EXPLAIN] = '1'  # each process then prints each part that it uses
 
 
 def _status(options: argparse.Namespace, command: List[str]) -> int:

@@ -14,15 +14,10 @@ import unicodedata
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
 
+from ding_store.environment import ENV_SETTINGS, ENV_URL, Environment, read_environment
 from ding_store.errors import ConfigError
 
 DEFAULT_URL = 'embedded://'
-#: ``ding-store run`` and ``ding-store join`` set these for the processes that they start. They override the config.
-ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
-#: Turns checkpoints on. Its value is their directory, or '1' for the config's.
-ENV_CHECKPOINT = 'DING_STORE_CHECKPOINT'
-#: The settings of ``--set KEY=VALUE``, as a Python dict.
-ENV_SETTINGS = 'DING_STORE_SETTINGS'
 
 
 def _setting(default: Any, least: Optional[float] = None, below: Optional[float] = None, choices: tuple = ()) -> Any:
@@ -98,12 +93,19 @@ class CheckpointConfig:
             raise ConfigError(f'store.checkpoint.load ({self.load!r}) is not a file')
 
     @classmethod
-    def from_block(cls, block: Union[Mapping[str, Any], bool, None], run: str) -> Optional[CheckpointConfig]:
-        """Read the key: True or a dict is on, None or False off. ``ding-store run --checkpoint`` also turns it on."""
+    def from_block(
+        cls, block: Union[Mapping[str, Any], bool, None], run: str, directory: Optional[str] = None
+    ) -> Optional[CheckpointConfig]:
+        """
+        Overview:
+            Read the key: True or a dict is on, None or False off.
+        Arguments:
+            - directory (:obj:`Optional[str]`): Set by ``ding-store run --checkpoint``, which also turns it on: the
+                directory, or '1' for the config's.
+        """
         if not isinstance(block, (Mapping, bool)) and block is not None:
             raise ConfigError(f'store.checkpoint ({block!r}) must be True or a dict such as dict(keep=3)')
-        told = os.environ.get(ENV_CHECKPOINT)
-        if not told and (block is None or block is False):
+        if not directory and (block is None or block is False):
             return None
         settings = dict(block) if isinstance(block, Mapping) else {}
         known = [f.name for f in fields(cls)]
@@ -112,8 +114,8 @@ class CheckpointConfig:
                 raise ConfigError(unknown_key('store.checkpoint', str(key), known))
         made = cls(**settings)
         path = made.path or os.path.join('checkpoints', run)
-        if told and told != '1':
-            path = told
+        if directory and directory != '1':
+            path = directory
         return replace(made, path=os.path.abspath(path))
 
     def check_apart(self, stock: str) -> None:
@@ -182,6 +184,8 @@ class StoreConfig:
         - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
             copy per host, if the types are equal. **Warning:** they are read-only. Writing to them crashes the process.
         - store_options (:obj:`dict`): Further keyword arguments of ``open_store``.
+        - launched, joined (:obj:`Optional[str]`): How this process was started, see ``Environment``. No keys of the
+            block.
     """
 
     enable: bool = True
@@ -209,6 +213,8 @@ class StoreConfig:
     weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
     weights_in_place: bool = False
     store_options: Dict[str, Any] = field(default_factory=dict)
+    launched: Optional[str] = field(default=None, repr=False)
+    joined: Optional[str] = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _check_settings(self, 'store')
@@ -235,10 +241,18 @@ class StoreConfig:
             raise ConfigError(f'store.error_buffer ({tolerance!r}) must be at least samples_per_insert ({ratio!r})')
 
     @classmethod
-    def from_block(cls, block: Optional[Mapping[str, Any]], default_run: str = 'default') -> StoreConfig:
+    def from_block(
+        cls,
+        block: Optional[Mapping[str, Any]],
+        default_run: str = 'default',
+        environment: Optional[Environment] = None,
+    ) -> StoreConfig:
         """
         Overview:
-            Read and check a config's ``store`` block. None means off. The variables of ``ding-store run`` win.
+            Read and check a config's ``store`` block. None means off. The environment wins.
+        Arguments:
+            - default_run (:obj:`str`): Name of the run if neither the block nor the environment names it.
+            - environment (:obj:`Optional[Environment]`): None: that of this process.
         Raises:
             - ConfigError: An unknown key or a bad value. For a key, the message lists the valid ones and the nearest.
         """
@@ -246,8 +260,9 @@ class StoreConfig:
             return cls(enable=False, run=default_run)
         if not isinstance(block, Mapping):
             raise ConfigError(f'store ({block!r}) must be a dict such as dict(enable=True)')
-        settings = {**block, **_told_settings()}
-        known = [f.name for f in fields(cls)]
+        environment = environment or read_environment()
+        settings = {**block, **_parsed(environment.settings)}
+        known = list(keys_of_block())
         for key in settings:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
@@ -259,10 +274,11 @@ class StoreConfig:
         for name in options if isinstance(options, Mapping) else ():
             if 'password' in str(name).lower():
                 raise ConfigError(f'store.store_options has {name!r}, and configs are saved. Put it into {ENV_URL}.')
-        settings['url'] = os.environ.get(ENV_URL) or settings.get('url', DEFAULT_URL)
-        run = os.environ.get(ENV_RUN) or settings.get('run') or default_run
+        settings['url'] = environment.url or settings.get('url', DEFAULT_URL)
+        run = environment.run or settings.get('run') or default_run
         settings['run'] = run_name(run) if isinstance(run, str) else run
-        settings['checkpoint'] = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'])
+        checkpoint = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'], environment.checkpoint)
+        settings.update(checkpoint=checkpoint, launched=environment.launched, joined=environment.joined)
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:
@@ -295,13 +311,17 @@ def run_name(exp_name: str) -> str:
     return f'{readable}-{hashlib.sha256(exp_name.encode("utf-8", "surrogatepass")).hexdigest()[:8]}'
 
 
-def _told_settings() -> Dict[str, Any]:
-    told = os.environ.get(ENV_SETTINGS) or '{}'
+def keys_of_block() -> Tuple[str, ...]:
+    """Return the keys of the ``store`` block."""
+    return tuple(each.name for each in fields(StoreConfig) if each.name not in ('launched', 'joined'))
+
+
+def _parsed(settings: Optional[str]) -> Dict[str, Any]:
     try:
-        return dict(ast.literal_eval(told))
+        return dict(ast.literal_eval(settings or '{}'))
     except (ValueError, SyntaxError, TypeError) as error:
         raise ConfigError(
-            f'{ENV_SETTINGS} ({told!r}) in the environment must be a dict such as {{"max_lead": 4}}'
+            f'{ENV_SETTINGS} ({settings!r}) in the environment must be a dict such as {{"max_lead": 4}}'
         ) from error
 
 

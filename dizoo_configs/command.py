@@ -6,7 +6,6 @@ import argparse
 import copy
 import difflib
 import importlib
-import os
 import re
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,8 @@ from ding.framework import Parallel, task
 from ding.utils import POLICY_REGISTRY
 from easydict import EasyDict
 
-from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import StoreConfig
+from ding_store.environment import read_environment
 from ding_store.errors import ConfigError
 from dizoo_configs.help import help_text
 
@@ -108,13 +108,14 @@ class Options:
         return main_config, create_config
 
     def _check(self, main_config: Any) -> None:
-        if StoreConfig.from_block(main_config.store).enable:
+        environment = read_environment()
+        if StoreConfig.from_block(main_config.store, environment=environment).enable:
             return
         if self.checkpoint:
             raise ConfigError(
                 '--checkpoint needs the store, and the flag is off. Leave out --checkpoint, or turn the flag on'
             )
-        if ENV_URL in os.environ and ENV_RUN in os.environ:
+        if environment.url and environment.run:
             raise ConfigError(
                 'the flag is off, but `ding-store run` runs scripts on the store. Start this one without it'
             )

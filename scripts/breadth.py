@@ -38,6 +38,7 @@ import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List
@@ -264,6 +265,7 @@ def child(name: str, is_store: bool, result: str) -> None:
 
 
 def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[str, Any]:
+    from ding_store.environment import read_environment, write_environment
     from ding_store.hook.usage import uses
 
     directory = Path(tempfile.mkdtemp(prefix='ding_store_breadth_'))
@@ -279,6 +281,7 @@ def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[st
                 out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
                 os.dup2(out, 1)
                 os.dup2(out, 2)
+                write_environment(replace(read_environment(), uses=used.path))
                 child(name, is_store, str(directory / 'result.json'))
                 sys.stdout.flush()
                 sys.stderr.flush()

@@ -4,7 +4,7 @@ import gc
 import os
 import signal
 import sys
-from typing import Iterator
+from typing import Any, Iterator
 
 import hypothesis
 import pytest
@@ -53,6 +53,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if left and os.environ.get('CI'):
         sys.stderr.write(f'\nthe tests left behind: {", ".join(left)}\n')
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures that tests measure and do not judge."""
+    for report in terminalreporter.getreports('passed'):
+        for name, value in report.user_properties:
+            if name == 'figure':
+                terminalreporter.write_line(str(value))
 
 
 @pytest.fixture(autouse=True)

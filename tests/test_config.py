@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from ding_store import enable
-from ding_store.config import ENV_CHECKPOINT, ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import StoreConfig
+from ding_store.environment import ENV_CHECKPOINT, ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
 from ding_store.storage import open_store
 

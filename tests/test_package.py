@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Set, Tuple
 
@@ -28,18 +29,21 @@ LAYERS: Dict[str, Set[str]] = {
     'errors': set(),
     'power_cuts': set(),
     'private_files': {'errors', 'power_cuts'},
-    'compiled': set(),
+    'environment': set(),
+    'compiled': {'environment'},
     'free_space': {'errors'},
-    'config': {'errors'},
+    'gc_freeze': set(),
+    'config': {'errors', 'environment'},
     'replay_config': {'errors', 'config'},
     'columns': {'errors', 'compiled'},
-    'storage': {'errors', 'private_files', 'power_cuts', 'compiled', 'config'},
+    'storage': {'errors', 'private_files', 'power_cuts', 'compiled', 'environment', 'config'},
     'buffer': {
         'errors',
         'private_files',
         'power_cuts',
         'compiled',
         'free_space',
+        'gc_freeze',
         'config',
         'replay_config',
         'columns',
@@ -47,10 +51,10 @@ LAYERS: Dict[str, Set[str]] = {
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
     'middleware': {
-        *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'config', 'replay_config', 'columns'),
-        *('storage', 'buffer', 'checkpoint'),
+        *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
+        *('columns', 'storage', 'buffer', 'checkpoint'),
     },
-    'doctor': {'errors', 'config', 'storage'},
+    'doctor': {'errors', 'environment', 'config', 'storage'},
 }
 
 #: package -> its parts, in an order in which each imports only from those before it. `buffer` is not in it yet.
@@ -74,6 +78,8 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'compiled': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'free_space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'environment': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'gc_freeze': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'replay_config': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'columns': {'redis', 'ding', 'dizoo'},
@@ -248,6 +254,105 @@ def test_only_the_storage_and_the_doctor_know_redis():
     assert {layer_of(file) for file in files} <= {'storage', 'doctor'}, files
 
 
+# --- one owner
+
+#: Modules beside environment.py that read or write environment variables -> which, and why.
+TOUCH_VARIABLES: Dict[str, str] = {
+    'compare/across.py': 'PYTHONPATH and threads of numerical libraries, for a process that measures',
+    'compare/main.py': "TMPDIR: where Python's tempfile makes files",
+    'compare/worker.py': 'threads of numerical libraries, for the processes that measure',
+    'doctor/machine_checks.py': 'OMP_NUM_THREADS: one of the checks',
+    'hook/site/sitecustomize.py': 'DING_STORE_HOOK: runs in each Python, before this package can be imported',
+    'launch/job.py': 'OMP_NUM_THREADS: a default for the roles',
+    'launch/role_process.py': 'CUDA_VISIBLE_DEVICES of a role without a GPU, PYTHONPATH of a new interpreter',
+    'storage/embedded/supervisor/sockets.py': 'TMPDIR: a place for sockets',
+}
+#: Modules that read the variables of ding_store -> the entry point that passes them on.
+READ_ENVIRONMENT: Dict[str, str] = {
+    'cli.py': 'the command: defaults of its options',
+    'compiled/compiler.py': 'the switch for numba: loops are loaded without a config',
+    'config.py': 'pipeline(), enable(): the config of a script',
+    'doctor/__init__.py': 'the command: the run that may be opened',
+    'hook/patches.py': 'the replaced parts: a script makes them without a config',
+    'storage/embedded/binary.py': 'the path of redis-server: open_store() is called without a config',
+}
+#: Modules that write them -> the processes that read them.
+WRITE_ENVIRONMENT: Dict[str, str] = {
+    'cli.py': 'run: the command that the user gave',
+    'launch/job.py': 'run --roles: the roles',
+    'launch/join.py': 'join: the script, in this process',
+}
+
+
+def test_environment_is_touched_only_by_these_modules():
+    touch = files_that_use('os', 'environ', 'environb', 'getenv', 'putenv', 'unsetenv')
+    assert touch == {'environment.py', *TOUCH_VARIABLES}
+
+
+def calls_in(path: Path, name: str) -> int:
+    calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    return sum(ast.unparse(call.func).split('.')[-1] == name for call in calls)
+
+
+def callers_of(name: str) -> Dict[str, int]:
+    """File -> how often it calls a function of this name."""
+    found = {str(path.relative_to(PACKAGE)): calls_in(path, name) for path in sources()}
+    return {file: number for file, number in found.items() if number}
+
+
+def test_environment_is_read_once_by_each_entry_point():
+    assert callers_of('read_environment') == dict.fromkeys(READ_ENVIRONMENT, 1)
+
+
+def test_environment_is_written_once_by_each_launcher():
+    assert callers_of('write_environment') == dict.fromkeys(WRITE_ENVIRONMENT, 1)
+
+
+def uses_of(tree: ast.AST, name: str, *attributes: str) -> Iterator[int]:
+    """Yield the lines that use ``name.attribute``, or import one of the attributes from a module of that name."""
+    for node in runtime_nodes(tree):
+        if isinstance(node, ast.Attribute) and node.attr in attributes and ast.unparse(node.value).endswith(name):
+            yield node.lineno
+        if isinstance(node, ast.ImportFrom) and node.module == name:
+            yield from (node.lineno for alias in node.names if alias.name in attributes)
+
+
+def files_that_use(name: str, *attributes: str) -> Set[str]:
+    return {str(path.relative_to(PACKAGE)) for path in sources() if list(uses_of(parse(path), name, *attributes))}
+
+
+@pytest.mark.parametrize('line', ['gc.freeze()', 'call = gc.freeze', 'from gc import freeze'])
+def test_use_of_an_attribute_is_found(line):
+    assert list(uses_of(ast.parse(f'import gc\n{line}'), 'gc', 'freeze', 'unfreeze')) == [2]
+
+
+def changes_of(tree: ast.AST, target: str) -> Iterator[int]:
+    """Yield the lines that set or delete ``target``, such as 'task.stop', also by ``setattr``."""
+    name, attribute = target.split('.')
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and ast.unparse(node) == target:
+            yield node.lineno
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ('setattr', 'delattr', 'vars'):
+            words = [ast.unparse(argument) for argument in node.args]
+            if words[:1] == [name] and words[1:2] in ([], [repr(attribute)]):
+                yield node.lineno
+
+
+@pytest.mark.parametrize('line', ['task.stop = f', 'del task.stop', "setattr(task, 'stop', f)", "vars(task)['stop']"])
+def test_change_of_an_attribute_is_found(line):
+    assert list(changes_of(ast.parse(line), 'task.stop')) == [1]
+    assert list(changes_of(ast.parse('task.stop()'), 'task.stop')) == []
+
+
+def test_one_module_replaces_the_stop_of_a_task():
+    files = {str(path.relative_to(PACKAGE)) for path in sources() if list(changes_of(parse(path), 'task.stop'))}
+    assert files == {'middleware/task_stop.py'}
+
+
+def test_one_module_freezes_garbage_collections():
+    assert files_that_use('gc', 'freeze', 'unfreeze') == {'gc_freeze.py'}
+
+
 # --- no pickle
 
 
@@ -322,6 +427,26 @@ def test_imports_are_cheap_and_start_nothing(statement, absent):
     assert modules_after(statement) & absent == set()
 
 
+SHOW_HELP = """
+import contextlib
+from ding_store.cli import main
+with contextlib.suppress(SystemExit):
+    main(['--help'])
+pass"""
+
+
+def test_help_imports_little_and_its_time_is_printed(record_property):
+    heavy = {'torch', 'ding', 'redis', 'numpy', 'treetensor', 'treevalue', 'gym', 'numba', 'matplotlib', 'rich'}
+    assert modules_after(SHOW_HELP) & heavy == set()
+    began = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, '-m', 'ding_store.cli', '--help'], capture_output=True, text=True, timeout=150, cwd=ROOT
+    )
+    record_property('figure', f'ding-store --help: {time.perf_counter() - began:.2f} s in a new interpreter')
+    assert done.returncode == 0, done.stderr
+    assert 'ding-store COMMAND --help' in done.stdout
+
+
 def packages() -> List[str]:
     found = pkgutil.walk_packages([str(PACKAGE)], 'ding_store.')
     return ['ding_store', *(module.name for module in found if module.ispkg)]
@@ -352,7 +477,7 @@ def test_all_is_complete_and_importable(name):
 
 #: Names that a package's file imports for its own use.
 HELPERS: Dict[str, Set[str]] = {
-    'ding_store.doctor': {'check_packages', 'check_servers', 'check_system', 'to_json', 'to_table'},
+    'ding_store.doctor': {'check_packages', 'check_servers', 'check_system', 'read_environment', 'to_json', 'to_table'},
 }
 
 

@@ -12,7 +12,6 @@ from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.prioritized import Prioritized
 from ding_store.buffer.sampling.rank_prioritized import RankPrioritized
@@ -24,6 +23,7 @@ from ding_store.buffer.throughput import Throughput
 from ding_store.buffer.train_batch import TrainBatch
 from ding_store.columns import Schema, nodes
 from ding_store.errors import NotEnoughData
+from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.replay_config import INFINITY, WrapperSettings
 
 logger = logging.getLogger(__name__)

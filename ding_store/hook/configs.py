@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import select
 import sys
 import time
 import traceback
 from pathlib import Path
-from typing import Any, Callable, List
+from typing import Any, Callable, List, Optional
 
-#: Pid of the launcher that waits for configs still being written. Launchers set it.
-ENV_LAUNCHER = 'DING_STORE_LAUNCHER'
+from ding_store.gc_freeze import leave_out_for_good
+
 #: Seconds that the launcher waits. Formatting a config takes seconds, and more on a busy machine.
 WRITE_S = 60.0
 _PR_SET_NAME = 15
 
 
-def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> None:
+def write_beside(save: Callable[[Any, str], None], config: Any, path: str, launcher: Optional[str] = None) -> None:
     """
     Overview:
         Call ``save(config, path)`` in another process while the caller continues. Otherwise the learner would delay
         every other process. An error is written to ``path`` with the suffix ``.error``.
+    Arguments:
+        - launcher (:obj:`Optional[str]`): Pid of the command that waits for it, see ``wait_until_written``.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -34,9 +35,10 @@ def write_beside(save: Callable[[Any, str], None], config: Any, path: str) -> No
         return
     try:
         # Before the second fork: the process that writes has the name before the caller continues.
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(os.environ.get(ENV_LAUNCHER, '')).encode(), 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, _name(launcher or '').encode(), 0, 0, 0)
         if os.fork() == 0:  # a grandchild: the caller never has to wait for it
-            gc.freeze()  # never collect the parent's garbage here: nng aborts if a process closes another's sockets
+            # Never collect the parent's garbage here: nng aborts if a process closes another's sockets.
+            leave_out_for_good()
             os.nice(19)  # a second of formatting, at the moment when every role begins
             _let_go()
             save(config, path)

@@ -8,9 +8,9 @@ import sys
 from types import ModuleType
 from typing import Any, Callable, Dict, List
 
+from ding_store.environment import Environment, read_environment
 from ding_store.errors import ConfigError
 from ding_store.hook.configs import write_beside
-from ding_store.hook.environment import ENV_EXPLAIN
 from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
 from ding_store.middleware.plain_parts import STOCK
 
@@ -61,6 +61,16 @@ _used: set = set()
 _done: set = set()
 
 
+@functools.cache
+def _environment() -> Environment:
+    """Read the environment at the first use of a replaced part, once for all of them."""
+    return read_environment()
+
+
+def _note(kind: str, plain: str = '') -> None:
+    note(_environment().uses, kind, plain)
+
+
 def apply(trigger: str) -> None:
     """Patch a module of DI-engine that has just been imported, once."""
     if trigger not in _done:
@@ -85,7 +95,7 @@ def explain() -> str:
 def _note_use(name: str) -> None:
     if name not in _used:
         _used.add(name)
-        if os.environ.get(ENV_EXPLAIN):
+        if _environment().explain:
             sys.stderr.write(f'ding_store: process {os.getpid()} uses {REPLACED[name]} for {name}\n')
 
 
@@ -99,7 +109,7 @@ def parts() -> Any:
     from ding_store.middleware.pipeline import Pipeline
 
     if not _pipelines:
-        made = Pipeline(StoreConfig.from_block({}, default_run='default'))
+        made = Pipeline(StoreConfig.from_block({}, environment=_environment()))
         if not _pipelines:  # it was made before ``_patch_pipeline`` could record it
             _pipelines.append(made)
     return _pipelines[-1]
@@ -129,7 +139,7 @@ def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], 
         made = make_ours(*args, **kwargs)
         kind = KIND_OF.get(stock.__name__)
         if kind is not None and type(made).__name__ != 'VoidMiddleware':
-            note(kind)
+            _note(kind)
         return made
 
     if not isinstance(stock, type):
@@ -202,7 +212,7 @@ def _note_instances(stock: type, kind: str) -> None:
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        note(kind, f'{type(self).__module__}.{type(self).__qualname__}')
+        _note(kind, f'{type(self).__module__}.{type(self).__qualname__}')
 
     stock.__init__ = __init__  # type: ignore[misc]
 
@@ -228,7 +238,7 @@ def _patch_config(module: Any) -> None:
     def save_config_py(config: Any, path: str) -> None:
         """Write the config as Python while the caller continues: the learner would delay all other processes."""
         _note_use('ding.config.config.save_config_py')
-        write_beside(save, config, path)
+        write_beside(save, config, path, _environment().launcher)
 
     module.save_config_py = save_config_py
 
@@ -247,7 +257,7 @@ def _patch_worker(module: Any) -> None:
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
         _note_use('ding.worker.create_buffer')
-        note(REPLAY)
+        _note(REPLAY)
         return stock(EasyDict(as_store(cfg)), *args, **kwargs)
 
     buffers = sys.modules['ding.worker.replay_buffer']
@@ -275,7 +285,7 @@ def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
 
     def make(cfg: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_checkpoint()
-        note(REPLAY)
+        _note(REPLAY)
         return ours()[0](EasyDict(as_store({**cfg, 'type': type_})), *args, **kwargs)
 
     stand_in = _standing_in(f'ding.worker.{name}', stock, make, ours)
@@ -286,7 +296,7 @@ def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
 
 
 def _refuse_checkpoint() -> None:
-    from ding_store.config import ENV_CHECKPOINT, NOT_SERIAL
+    from ding_store.config import NOT_SERIAL
 
-    if os.environ.get(ENV_CHECKPOINT):
+    if _environment().checkpoint:
         raise ConfigError(f'--checkpoint {NOT_SERIAL}')

@@ -6,25 +6,23 @@ import json
 import os
 from collections import Counter
 from contextlib import contextmanager, suppress
-from typing import Dict, Iterator, List, Set, Tuple
+from typing import Dict, Iterator, List, Optional, Set, Tuple
 
-#: Path of a launcher's file for notes.
-ENV_USES = 'DING_STORE_USES'
 REPLAY, EXCHANGE, WEIGHTS = 'replay', 'exchange', 'weights'
 KINDS = (REPLAY, EXCHANGE, WEIGHTS)
 
 _noted: Set[Tuple[str, str]] = set()
 
 
-def note(kind: str, plain: str = '') -> None:
+def note(path: Optional[str], kind: str, plain: str = '') -> None:
     """
     Overview:
         Note once that this process uses DI-engine's replay, exchange or weights on the store, or without it.
     Arguments:
+        - path (:obj:`Optional[str]`): The launcher's file for notes. None: no launcher reads them.
         - kind (:obj:`str`): One of ``KINDS``.
         - plain (:obj:`str`): Name of the part that is not on the store. Empty: the store's part is used.
     """
-    path = os.environ.get(ENV_USES)
     if path is None or (kind, plain) in _noted:
         return
     _noted.add((kind, plain))
@@ -40,7 +38,7 @@ class Usage:
     """Notes of a launcher's processes."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
+        self.path = path
 
     def summary(self) -> str:
         """
@@ -49,7 +47,7 @@ class Usage:
         """
         on_store: Set[str] = set()
         plain: Dict[str, Counter] = {kind: Counter() for kind in KINDS}
-        with open(self._path) as file:
+        with open(self.path) as file:
             for line in file:
                 kind, what = json.loads(line)
                 if what:
@@ -69,12 +67,10 @@ class Usage:
 
 @contextmanager
 def uses() -> Iterator[Usage]:
-    """Make processes that are started in the block note what they use."""
+    """Open a file for the notes of processes that are started in the block, if they get its path."""
     # A file in memory: a launcher that is killed leaves no file behind.
     descriptor = os.memfd_create('ding_store_uses')
-    os.environ[ENV_USES] = path = f'/proc/{os.getpid()}/fd/{descriptor}'
     try:
-        yield Usage(path)
+        yield Usage(f'/proc/{os.getpid()}/fd/{descriptor}')
     finally:
-        del os.environ[ENV_USES]
         os.close(descriptor)

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 
 from ding_store import private_files
-from ding_store.config import DEFAULT_URL, ENV_RUN, ENV_URL, StoreConfig, unknown_key
+from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
+from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.progress import Display, Figures, summary, table
 from ding_store.launch.role_process import Role
@@ -27,7 +28,7 @@ from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
-from ding_store.middleware.members import ENV_LAUNCHED, Members, launch
+from ding_store.middleware.members import Members, launch
 from ding_store.middleware.run_session import RunSession
 from ding_store.storage.base import Store
 from ding_store.storage.urls import address_of, root_of
@@ -127,6 +128,7 @@ class Job:
         - log_dir (:obj:`Path`): Directory of the log files, one per process.
         - delays_s (:obj:`Dict[str, float]`): Seconds by which a role starts later, to try start orders.
         - cpu_roles (:obj:`Collection[str]`): Roles that use no GPU.
+        - environment (:obj:`Environment`): The variables for the roles. ``config`` has their URL and run.
         - say (:obj:`Callable`): Function that shows a message to the user.
     """
 
@@ -136,6 +138,7 @@ class Job:
     log_dir: Path
     delays_s: Dict[str, float] = field(default_factory=dict)
     cpu_roles: Collection[str] = ()
+    environment: Environment = Environment()
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
@@ -157,7 +160,7 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.
-            claim_run(store, None, first, silence_s(self.config.heartbeat_s), script)
+            claim_run(store, None, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
         self._make_log_dir()
         with signals_as_interrupt():
             try:
@@ -230,8 +233,8 @@ class Job:
             ) from error
 
     def _prepare_environment(self) -> None:
-        os.environ[ENV_URL], os.environ[ENV_RUN] = self.config.url, self.config.run or 'default'
-        os.environ[ENV_LAUNCHED] = launch()
+        url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
+        write_environment(replace(self.environment, url=url, run=run, launched=launched, joined=None))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
         # per core each slow one another down far below one thread each.
         os.environ.setdefault('OMP_NUM_THREADS', '1')

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
+from dataclasses import replace
 from typing import Optional
 
 from ding_store.config import StoreConfig
+from ding_store.environment import Environment, write_environment
 from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.printing import print_to
@@ -16,18 +17,26 @@ from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript
 from ding_store.middleware.claim import claim_role, starting
 from ding_store.middleware.ending import end_of, silence_s
-from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, STREAM, Members, launch
+from ding_store.middleware.members import STREAM, Members, launch
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Store, StreamInfo
 
 
-def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScript, wait: bool = False) -> int:
+def join(
+    config: StoreConfig,
+    environment: Environment,
+    role: str,
+    node_id: Optional[int],
+    script: UserScript,
+    wait: bool = False,
+) -> int:
     """
     Overview:
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
         its own branches on ``task.router`` give it the role.
     Arguments:
+        - environment (:obj:`Environment`): The variables for the script, which reads its config in this process.
         - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
     Returns:
         - code (:obj:`int`): The script's exit code.
@@ -39,15 +48,14 @@ def join(config: StoreConfig, role: str, node_id: Optional[int], script: UserScr
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
         found = None if wait else living(store, config)
-        claim_role(store, role, silence_s(config.heartbeat_s))
+        claim_role(store, role, silence_s(config.heartbeat_s), config.launched)
         if node_id is None:
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
     print_to(sys.stderr, f'joining run {config.run!r} as {role}, node {node_id}\n')
-    os.environ[ENV_LAUNCHED] = launch()  # another process clears and retires the run
-    os.environ.pop(ENV_JOINED, None)  # it may be set if a joined script starts another
-    if found is not None:
-        os.environ[ENV_JOINED] = found.epoch
+    # With a name for its launch, another process clears and retires the run.
+    joined = None if found is None else found.epoch
+    write_environment(replace(environment, launched=launch(config.launched), joined=joined))
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)

@@ -8,7 +8,6 @@ from typing import List, Sequence
 
 from ding_store.errors import VersionConflict
 from ding_store.middleware.claim import SINGLE_ROLES
-from ding_store.middleware.ending import is_failing
 from ding_store.middleware.members import Members
 from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
@@ -25,11 +24,13 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
     Overview:
         Make ``task.router`` active in this process. It listens and dials as a worker of ``ditask`` does.
     """
-    from ding.framework import Parallel, task
+    from ding.framework import Parallel
+
+    from ding_store.middleware.task_stop import spare_mesh_at_failure
 
     router = Parallel()
     router.is_active = True
-    task.stop = _stop
+    spare_mesh_at_failure()  # until the exchangers decide
     router._run(
         node_id=node_id,
         local_id=0,  # a worker's start is delayed by that many seconds
@@ -37,22 +38,6 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
         listen_to=listen_to,
         attach_to=list(attach_to),
     )
-
-
-def _stop() -> None:
-    """
-    Replace ``task.stop``, which ends all of the mesh, until the exchangers install their own. A process that fails or
-    is interrupted before it takes part must not end the run. The others wait for it as for a killed process.
-    """
-    from ding.framework import task
-
-    del task.stop  # the class's own applies from here on
-    was_active = task.router.is_active
-    task.router.is_active = was_active and not is_failing()
-    try:
-        task.stop()
-    finally:
-        task.router.is_active = was_active
 
 
 def deactivate() -> None:

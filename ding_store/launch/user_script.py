@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Iterator, List, Sequence
 
 from ding_store.errors import ConfigError
+from ding_store.gc_freeze import leave_out_for_good
 from ding_store.middleware.claim import Identity, identity
 
 #: Interpreter options without effect here: the output of our processes is unbuffered already.
@@ -178,7 +179,7 @@ def preload() -> None:
         _import_all()
         _load_loops()
     finally:
-        gc.freeze()
+        leave_out_for_good()
         if was_enabled:
             gc.enable()
 

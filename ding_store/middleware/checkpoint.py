@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Union
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.middleware.ending import CHECKPOINTS, is_failing
+from ding_store.middleware.ending import CHECKPOINTS
 from ding_store.middleware.last_checkpoint import SAVE_S, LastCheckpoint, saving
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
 from ding_store.middleware.run_session import RunSession
+from ding_store.middleware.task_stop import before_stop, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -154,7 +155,8 @@ class LearnerCheckpoints:
             header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
         else:
-            _when_it_stops(lambda: self._leave(failed=is_failing() or not task.finish))
+            # A run of one process: its task may finish after the last call of any middleware.
+            before_stop(self, lambda: self._leave(failed=is_failing() or not task.finish))
 
     def add(self, policy: Any) -> None:
         """Add a policy before the first iteration. If this process resumes, load its state from the checkpoint."""
@@ -336,23 +338,6 @@ class LearnerCheckpoints:
     def _generators(self) -> List[np.random.RandomState]:
         """Return the random generators of the replays' samplers. Samplers without one use numpy's global generator."""
         return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
-
-
-def _when_it_stops(call: Callable[[], None]) -> None:
-    """
-    Call ``call`` in ``task.stop``, for a run of one process. Its task has no event for its end, and may finish after
-    the last call of any middleware.
-    """
-    stop = task.stop
-
-    def stop_after() -> None:
-        vars(task).pop('stop', None)
-        try:
-            call()
-        finally:
-            stop()
-
-    task.stop = stop_after
 
 
 def _is_better(ctx: OnlineRLContext, best: float) -> bool:

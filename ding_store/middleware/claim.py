@@ -27,7 +27,14 @@ _LAUNCH = 'launch/'
 _CLAIM = {'launch': is_text, 'pid_space': is_text, 'pid': is_count, 'birth': is_text, 'host': is_text}
 
 
-def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: float, script: Identity) -> None:
+def claim_run(
+    store: Store,
+    role: Optional[str],
+    first_node: int,
+    silent_s: float,
+    script: Identity,
+    launched: Optional[str] = None,
+) -> None:
     """
     Overview:
         Claim the nodes from ``first_node`` on for this process's launch. Parts of one job that are started separately
@@ -38,10 +45,11 @@ def claim_run(store: Store, role: Optional[str], first_node: int, silent_s: floa
         - first_node (:obj:`int`): The lowest node id of this launch.
         - silent_s (:obj:`float`): A member that reports nothing for so long counts as killed, and frees its place.
         - script (:obj:`Mapping`): What the launch runs. If it is empty, the script in the earlier claim stays.
+        - launched (:obj:`Optional[str]`): See ``members.launch``.
     Raises:
         - ConfigError: A running job has these nodes or this role, or the killed job before ran another script.
     """
-    mine, members = launch(), Members(store)
+    mine, members = launch(launched), Members(store)
     # Collectors of other launches are no second job: they joined before its learner started, or since it crashed.
     single = SINGLE_ROLES if role is None else tuple(each for each in SINGLE_ROLES if each == role)
     if single:
@@ -122,7 +130,7 @@ def _text(script: Identity) -> str:
     return f'{script["script"]} --config {script["config"]}' if script.get('config') else str(script['script'])
 
 
-def claim_role(store: Store, role: str, silent_s: float) -> None:
+def claim_role(store: Store, role: str, silent_s: float, launched: Optional[str] = None) -> None:
     """
     Overview:
         Claim a role for this process, which joins the run alone. If two processes claim a role together, one is
@@ -146,13 +154,13 @@ def claim_role(store: Store, role: str, silent_s: float) -> None:
                 'Stop that one first, or join with another role.'
             )
         try:
-            store.put(f'joined/{role}', _claim(launch()), {}, held.version if held is not None else 0)
+            store.put(f'joined/{role}', _claim(launch(launched)), {}, held.version if held is not None else 0)
             return
         except VersionConflict:
             continue  # another process was first: check its claim next
 
 
-def claim_part(store: Store, part: str, what: str, advice: str) -> None:
+def claim_part(store: Store, part: str, what: str, advice: str, launched: Optional[str] = None) -> None:
     """
     Overview:
         Claim a part that only one process of a run may have: reading experience as the learner, or publishing a policy.
@@ -160,10 +168,11 @@ def claim_part(store: Store, part: str, what: str, advice: str) -> None:
     Arguments:
         - part (:obj:`str`): The claim's name.
         - what (:obj:`str`), advice (:obj:`str`): For the error: what two processes do, and what to change.
+        - launched (:obj:`Optional[str]`): See ``members.launch``.
     Raises:
         - ConfigError: Another running process of this launch has it.
     """
-    own = _claim(launch(), f'{pid_space()} {os.getpid()}')
+    own = _claim(launch(launched), f'{pid_space()} {os.getpid()}')
     while True:
         held = store.get(f'part/{part}')
         claim = fields_of(held, _CLAIM)

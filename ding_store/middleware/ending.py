@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from typing import Any, NamedTuple, Optional
 
@@ -50,12 +49,6 @@ def end_of(store: Store, timeout_s: float = 0.0) -> Optional[End]:
 def checkpoints_of(store: Store) -> Optional[Header]:
     """Return what the learner published about its checkpoints, or None."""
     return fields_of(store.get(CHECKPOINTS), {'path': is_text, 'max_restarts': is_count})
-
-
-def is_failing() -> bool:
-    """Return True if an exception ends the task, other than ``SystemExit`` with code 0. For ``task.stop``."""
-    error = sys.exc_info()[1]
-    return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
 def retire(store: Store, heartbeat_s: float) -> None:

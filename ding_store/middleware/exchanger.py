@@ -8,9 +8,9 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import StoreError
-from ding_store.middleware.ending import is_failing
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.run_session import RunSession
+from ding_store.middleware.task_stop import before_stop, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -34,33 +34,21 @@ class Exchanger:
         self._member = session.join(self.role, router.node_id, address, router.node_id - (router.local_id or 0))
         self._closed_for_writing = False
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
-        task.stop = self._stop
+        before_stop('exchanger', self._stop, lambda: self.is_vital and not session.is_started_again)
 
     def _end(self, reason: str) -> None:
         task.finish = True
 
     def _stop(self) -> None:
-        """
-        Replace ``task.stop``, which makes all processes of the mesh finish even if an exception ends this one. A run
-        that failed must not count as one that ended in order.
-        """
-        del task.stop  # from here on task.stop is the class's method again
+        """Finish this role's work, or report its failure to the run, before the task stops."""
         if not is_failing():
             if self._ingest_plan is not None:
                 self._close_for_writing(task.ctx)
-            task.stop()
             return
-        ends_the_run = self.is_vital and not self._session.is_started_again
         try:
             self._session.leave(failed=True)
         except StoreError as lost:
             logging.warning(f'ding_store: the failure of this process could not be reported to the run: {lost}')
-        was_active = task.router.is_active
-        task.router.is_active = was_active and ends_the_run
-        try:
-            task.stop()
-        finally:
-            task.router.is_active = was_active
 
     def __call__(self, ctx: OnlineRLContext) -> Generator:
         if self._ingest_plan is None:

@@ -61,6 +61,7 @@ class LearnerExchanger(Exchanger):
             LEARNER_READER,
             'are the learner',
             'Give one process of the script this role (task.add_role), and the others another',
+            session.config.launched,
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._consumer_offset = ConsumerOffset()

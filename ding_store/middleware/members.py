@@ -30,12 +30,6 @@ SILENT_AFTER = 10
 #: Number of departed members that are kept by name, at most twice as many. Of older ones only sums are kept.
 MAX_DEPARTED = 1000
 
-#: Names the launch of processes that ``ding-store run --roles`` or ``join`` started. Their launcher deletes the run's
-#: data after it has read the last figures.
-ENV_LAUNCHED = 'DING_STORE_LAUNCHED'
-#: Set for processes of ``ding-store join``: the epoch of the ``members`` stream when the launcher joined.
-ENV_JOINED = 'DING_STORE_JOINED'
-
 
 def pid_space() -> str:
     """Return a text for the scope of this process's pid: one boot of one kernel, and one pid namespace in it."""
@@ -49,9 +43,15 @@ def parent_process() -> Optional[str]:
     return None if parent is None else f'{pid_space()} {parent.pid}'
 
 
-def launch() -> str:
-    """Return the name of this process's launch: its launcher, else its parent process, else itself."""
-    return os.environ.get(ENV_LAUNCHED) or parent_process() or f'{pid_space()} {os.getpid()}'
+def launch(launched: Optional[str] = None) -> str:
+    """
+    Overview:
+        Return the name of this process's launch.
+    Arguments:
+        - launched (:obj:`Optional[str]`): The name that its launcher gave, ``StoreConfig.launched``. None: the parent
+            process's, else this process's.
+    """
+    return launched or parent_process() or f'{pid_space()} {os.getpid()}'
 
 
 def die_with_parent() -> None:

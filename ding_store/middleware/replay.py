@@ -13,7 +13,6 @@ from ding.framework import task
 from ding.framework.middleware.functional import data_processor, reward_estimator, trainer
 from ditk import logging
 
-from ding_store.buffer.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
@@ -22,6 +21,7 @@ from ding_store.checkpoint import CheckpointDir
 from ding_store.columns import Schema
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
+from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.insert_ratio import pace_of, warn_of_no_pace

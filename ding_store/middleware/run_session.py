@@ -24,13 +24,12 @@ from ding_store.errors import (
 from ding_store.middleware.claim import check_script, claim_run, own_identity
 from ding_store.middleware.ending import FINISH, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.members import (
-    ENV_JOINED,
-    ENV_LAUNCHED,
     STREAM,
     STREAM_OPTIONS,
     Member,
     Members,
     die_with_parent,
+    launch,
     parent_process,
 )
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
@@ -118,13 +117,14 @@ class RunSession:
         """
         if self.member is None:
             self._check_joined()
-            if ENV_LAUNCHED not in os.environ and not self._hear_of_own_end():
+            if self.config.launched is None and not self._hear_of_own_end():
                 first, script = node_id if first_node is None else first_node, own_identity()
                 check_script(self.store, first, script)
                 clear_ended_run(self.store, self.config)
-                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s), script)
+                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
-            self.member = Member(id=name, role=role, node_id=node_id, address=address)
+            own = launch(self.config.launched)
+            self.member = Member(id=name, role=role, node_id=node_id, address=address, launch=own)
             self._report()
             die_with_parent()
             self.watch()
@@ -136,7 +136,7 @@ class RunSession:
         Raise ConfigError if the run was deleted while this process started, which would begin it anew with one member.
         If its server only lost its memory, the run continues and its members report themselves.
         """
-        epoch = os.environ.get(ENV_JOINED)
+        epoch = self.config.joined
         stream = self.store.stream_info(STREAM) if epoch is not None else None
         if epoch is None or (stream is not None and stream.epoch == epoch) or self.store.get(FINISH) is not None:
             return
@@ -354,7 +354,7 @@ class RunSession:
     @property
     def is_started_again(self) -> bool:
         """True if a launcher may restart this process after a failure. Then the launcher decides if the run ends."""
-        return self.config.checkpoint is not None and ENV_LAUNCHED in os.environ and not self.finished
+        return self.config.checkpoint is not None and self.config.launched is not None and not self.finished
 
     def close(self) -> None:
         """
@@ -371,7 +371,7 @@ class RunSession:
             self.leave()
             member = self.member
             ended_in_order = member is not None and member.role == 'learner' and member.state == 'left'
-            if ended_in_order and ENV_LAUNCHED not in os.environ:
+            if ended_in_order and self.config.launched is None:
                 self._wait_for_late_workers()
                 retire(store, self.config.heartbeat_s)
         except StoreError as error:

@@ -183,7 +183,8 @@ class WeightsSender(_WeightsExchanger):
     def _claim(self) -> None:
         if not self._is_claimed:
             advice = 'Let one process send it, or name each policy (event_name, or name for ModelExchanger)'
-            claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice)
+            launched = self._session.config.launched
+            claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice, launched)
             self._is_claimed = True
 
     def _say(self, ctx: Context) -> None:

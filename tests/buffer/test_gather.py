@@ -13,7 +13,7 @@ from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sampling.samplers import Uniform
 from ding_store.buffer.table import outputs as outputs_module
 from ding_store.buffer.table.outputs import Output, WarmOutputs
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 
 #: All sizes that are copied in a way of their own, and some that are not.
 SHAPES = [(), (2,), (3,), (4,), (8,), (0,), (5, 7), (40, 40)]
@@ -32,7 +32,7 @@ def columns_of(count: int) -> dict:
 
 @pytest.mark.parametrize('compiled', [True, False])
 def test_rows_are_those_of_take(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     if (load_kernels() is None) == compiled:
         pytest.skip('there is no numba')
     columns = columns_of(50)
@@ -47,7 +47,7 @@ def test_rows_are_those_of_take(compiled: bool, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize('compiled', [True, False])
 def test_rows_of_batches_that_are_larger_than_caches(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     monkeypatch.setattr(outputs_module, 'FAR_BYTES', 1 << 19)
     rng = np.random.default_rng(0)
     shapes = [(), (3,), (1024,), (1023,), (1087,), (5, 4321)]
@@ -63,7 +63,7 @@ def test_rows_of_batches_that_are_larger_than_caches(compiled: bool, monkeypatch
 @pytest.mark.parametrize('compiled', [True, False])
 def test_slots_that_are_out_of_range_read_nothing_else(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # A reader may have chosen them before the table shrank; it finds out, and reads again.
-    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     outputs = WarmOutputs({'a': (np.dtype(np.int64), ())})
     slots = np.array([-5, 0, 2, 3, 1 << 60])
     arrays, _ = outputs.gather({'a': np.array([10, 11, 12])}, slots)
@@ -81,7 +81,7 @@ def test_other_columns_are_noticed() -> None:
 def test_the_draws_do_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for without in '01':
-        monkeypatch.setenv(NO_NUMBA, without)
+        monkeypatch.setenv(ENV_NO_NUMBA, without)
         buffer = StoreBuffer(300, seed=3)
         buffer.extend({'x': np.arange(300)})
         # 64 of 300: some of these draws meet a row twice.

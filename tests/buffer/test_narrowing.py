@@ -17,7 +17,7 @@ from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.narrowing import gather, narrow, put_row, widen
 from ding_store.columns import Schema
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 from ding_store.errors import NotEnoughSpace, SchemaMismatch
 from ding_store.storage.testing import WAIT_S
 
@@ -50,7 +50,7 @@ def same(found: Any, i: int, exact: bool = True) -> bool:
 @pytest.fixture(params=['compiled', 'numpy'])
 def either(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once with numba, once without."""
-    monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if request.param == 'compiled' else '1')
     if request.param == 'compiled' and load_kernels() is None:
         lacking('no numba, which scripts/setup.sh installs')
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ding_store.buffer import Prioritized, RankPrioritized, mixed_priority
 from ding_store.buffer.table.table import Table
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError, SchemaMismatch
 
 BOTH = [Prioritized, RankPrioritized]
@@ -69,7 +69,7 @@ def test_rows_are_found_by_their_numbers_alone(capacity: int) -> None:
 @pytest.mark.parametrize('numba', ['0', '1'])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
 def test_rows_come_in_proportion(alpha: float, numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_NUMBA, numba)
+    monkeypatch.setenv(ENV_NO_NUMBA, numba)
     table = table_of(40)
     sampler = attached(table, alpha=alpha, epsilon=0.0)
     priority = np.linspace(0.1, 5, 40)
@@ -230,7 +230,7 @@ def test_bad_priorities_change_nothing(kind: Any, bad: Any) -> None:
 
 @pytest.mark.parametrize('numba', ['0', '1'])
 def test_updates_take_what_array_there_is(numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_NUMBA, numba)
+    monkeypatch.setenv(ENV_NO_NUMBA, numba)
     table = table_of(75)
     sampler = attached(table)
     # Strided, of other types, read-only, by place and moved.
@@ -314,7 +314,7 @@ def test_the_same_seed_gives_the_same_draws_with_and_without_numba(
     kind: Any, global_seed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(numba: str) -> List[Any]:
-        monkeypatch.setenv(NO_NUMBA, numba)
+        monkeypatch.setenv(ENV_NO_NUMBA, numba)
         np.random.seed(3)
         table = table_of(300, 500)
         sampler = attached(table, kind, seed=None if global_seed else 3)

@@ -10,7 +10,7 @@ from needs import lacking
 
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 from ding_store.errors import SchemaMismatch
 
 
@@ -31,7 +31,7 @@ def is_compiled(buffer: StoreBuffer, element: Any) -> bool:
 @pytest.mark.parametrize('make', [dict, ttorch.tensor], ids=['dict', 'tree'])
 @pytest.mark.parametrize('compiled', [True, False])
 def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(NO_NUMBA, '0' if compiled else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     if (load_kernels() is None) == compiled:
         lacking('no numba, which scripts/setup.sh installs')
     buffer = StoreBuffer(7)

@@ -10,7 +10,7 @@ from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def both(make: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
     """One that is compiled and one that is not."""
     made = []
     for without in ('0', '1'):
-        monkeypatch.setenv(NO_NUMBA, without)
+        monkeypatch.setenv(ENV_NO_NUMBA, without)
         made.append(make())
     return made
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ding_store.buffer.sampling.sum_tree import SumTree
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 
 ROOT = Path(__file__).resolve().parents[2]
 CAPACITIES = [1, 2, 7, 8, 9, 63, 64, 65, 255, 257, 5000]
@@ -22,7 +22,7 @@ CAPACITIES = [1, 2, 7, 8, 9, 63, 64, 65, 255, 257, 5000]
 def tree_of(capacity: int, compiled: bool) -> SumTree:
     """A tree that is compiled, or is not."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(NO_NUMBA, '0' if compiled else '1')
+        patch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
         tree = SumTree(capacity)
     if tree.is_compiled != compiled:
         pytest.skip('numba is not installed')

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from ding_store.compiled import copy_each_past_caches, copy_past_caches, is_far, join_past_caches, past_caches
-from ding_store.compiled.compiler import NO_NUMBA
+from ding_store.environment import ENV_NO_NUMBA
 
 SIZE = past_caches.MIN_BYTES
 
 
 @pytest.fixture(params=['compiled', 'numpy'])
 def is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    monkeypatch.setenv(NO_NUMBA, '0' if request.param == 'compiled' else '1')
+    monkeypatch.setenv(ENV_NO_NUMBA, '0' if request.param == 'compiled' else '1')
     past_caches._compiled.cache_clear()
     if request.param == 'compiled':
         pytest.importorskip('numba')
@@ -133,7 +133,7 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def run_python(code: str) -> str:
-    environment = {**os.environ, NO_NUMBA: '0', 'PYTHONPATH': os.pathsep.join(sys.path)}
+    environment = {**os.environ, ENV_NO_NUMBA: '0', 'PYTHONPATH': os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, '-c', code], env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ROOT, ding_store, job
 
-from ding_store.config import ENV_RUN, ENV_URL, StoreConfig
+from ding_store.config import StoreConfig
+from ding_store.environment import ENV_RUN, ENV_URL, Environment
 from ding_store.errors import ConfigError
 from ding_store.launch import command
 from ding_store.launch import join as join_command
-from ding_store.middleware.members import ENV_JOINED, ENV_LAUNCHED, Members
+from ding_store.middleware.members import Members
 from ding_store.middleware.run_session import RunSession
 from ding_store.storage import open_store
 
@@ -204,14 +205,13 @@ def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server,
 
         class Nothing:
             def run(self):
+                config = StoreConfig.from_block({'heartbeat_s': 0.1})
                 with contextlib.closing(RunSession(config)) as session:
                     session.join('evaluator', 7)
 
         monkeypatch.setattr(join_command, 'claim_role', claiming)
         for name in ('install', 'activate', 'deactivate', 'remove_address'):
             monkeypatch.setattr(join_command, name, lambda *arguments, **options: None)
-        for name in (ENV_LAUNCHED, ENV_JOINED):
-            monkeypatch.setenv(name, '')  # so that they are as before afterwards
-            monkeypatch.delenv(name)
+        environment = Environment(url=config.url, run=run)
         with pytest.raises(ConfigError, match='ended while this process started'):
-            join_command.join(config, 'evaluator', 7, Nothing())
+            join_command.join(config, environment, 'evaluator', 7, Nothing())

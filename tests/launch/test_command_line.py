@@ -14,7 +14,8 @@ from dataclasses import asdict
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
 
-from ding_store.config import ENV_SETTINGS, StoreConfig, parse_settings
+from ding_store.config import StoreConfig, parse_settings
+from ding_store.environment import ENV_SETTINGS
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display
 from ding_store.middleware.members import STREAM_OPTIONS, Member

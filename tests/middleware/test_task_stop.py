@@ -1,0 +1,73 @@
+"""Calls before DI-engine's task stops, and whether the other processes of the mesh finish with it."""
+
+import pytest
+
+pytest.importorskip('ding')
+
+from ding.framework import task  # noqa: E402
+
+from ding_store.middleware.task_stop import before_stop, is_failing, spare_mesh_at_failure  # noqa: E402
+
+
+class Router:
+    """An active router. It records whether it was active when the task stopped."""
+
+    is_active = True
+
+    def off(self, event):
+        self.was_active = self.is_active
+
+
+@pytest.fixture
+def router(monkeypatch):
+    vars(task).pop('stop', None)
+    task.start(async_mode=False)
+    found = Router()
+    monkeypatch.setattr(task, 'router', found)
+    monkeypatch.setattr(task, 'emit', lambda *args: None)
+    yield found
+    assert 'stop' not in vars(task)
+    assert found.is_active
+
+
+def test_calls_run_once_and_the_last_one_first(router):
+    calls = []
+    for part in 'abca':
+        before_stop(part, lambda part=part: calls.append(part))
+    task.stop()
+    task.stop()
+    assert calls == ['a', 'c', 'b']
+
+
+@pytest.mark.parametrize(('error', 'ends_mesh'), [(None, True), (SystemExit(0), True), (SystemExit(1), False)])
+def test_mesh_is_spared_only_if_the_process_fails(router, error, ends_mesh):
+    spare_mesh_at_failure()
+    seen = []
+    before_stop('part', lambda: seen.append(is_failing()))
+    try:
+        if error is not None:
+            raise error
+    except SystemExit:
+        task.stop()
+    else:
+        task.stop()
+    assert (seen, router.was_active) == ([not ends_mesh], ends_mesh)
+
+
+@pytest.mark.parametrize('is_vital', [True, False])
+def test_failure_of_a_vital_process_ends_the_mesh(router, is_vital):
+    before_stop('vital', lambda: None, lambda: is_vital)
+    with pytest.raises(OSError, match='full'), task:
+        raise OSError('full')
+    assert router.was_active == is_vital
+
+
+def test_a_call_that_raises_spares_the_mesh_and_the_task_stops(router):
+    def fail():
+        raise OSError('full')
+
+    before_stop('part', fail, lambda: True)
+    with pytest.raises(OSError, match='full'):
+        task.stop()
+    assert not router.was_active
+    assert not task.running
