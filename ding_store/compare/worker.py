@@ -8,7 +8,7 @@ import os
 import time
 import traceback
 from multiprocessing import connection
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, NoReturn, Optional, Tuple
 
 #: Environment of one thread per process: the machine's other cores are for other processes.
 ONE_THREAD = {name: '1' for name in ('OMP_NUM_THREADS', 'MKL_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'NUMBA_NUM_THREADS')}
@@ -97,7 +97,7 @@ class Worker:
             raise WorkerFailed(f'failed: {result.strip().splitlines()[-1][:200]}', result)
         return result
 
-    def _raise_ended(self) -> None:
+    def _raise_ended(self) -> NoReturn:
         self._process.join(5)
         raise WorkerFailed(crashed(self._process.exitcode)) from None
 
