@@ -416,7 +416,7 @@ def modules_after(statement: str) -> Set[str]:
         ('import ding_store.storage', {'torch', 'ding', 'redis', 'treetensor', 'treevalue'}),
         # The text of all commands, and what `compare` is refused without the extra by.
         (
-            'import ding_store.cli; ding_store.cli._parser().format_help()',
+            'import sys, ding_store.cli as c; sys.stdout = sys.stderr; c.main(); sys.stdout = sys.__stdout__',
             {'torch', 'ding', 'redis', 'numpy', 'matplotlib', 'rich'},
         ),
         ('import ding_store.compare.main', {'torch', 'ding', 'redis', 'matplotlib', 'rich'}),
