@@ -144,14 +144,6 @@ class Scenario:
         a = self.store('compressing', compression='auto')
         reader = self.store('decompressing')
         reader.register('c', 'both')
-        a.append('c', {}, {})
-        a.append('c', {}, arrays_of(50))  # compressed, since all readers known have lz4
-        with mock.patch('ding_store.storage.redis.store.installed', return_value=()):
-            reader.register('c', 'none')
-        a.append('c', {}, arrays_of(50))  # refused: CODEC
-        entries = reader.read('c')
-        assert len(entries) == 3
-        reader.forget('c', 'none')
         a.append('c', {}, arrays_of(50))
         reader.ack('c', 'both', reader.read('c')[-1].id)
         a.close()
@@ -177,7 +169,6 @@ class Scenario:
         assert say(3) == 'GAP'
         assert say(3, base=3) == 'OK'
         assert say(4, transport=7) == 'PLANE'
-        assert say(4, codec='snappy') == 'CODEC'
         assert say(4, admission=state.admission + 1) == 'FORGOTTEN'
         assert say(4, max_pending_bytes=100) == 'FULL'
         assert say(4, epoch='another') == 'STALE'

@@ -14,7 +14,6 @@ import redis
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
-from ding_store.storage.encoding.compression import installed
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import FreedCapacity, Payload
@@ -153,9 +152,7 @@ class RedisStore(TransportStore):
         check_name('stream', stream)
         self._enter()
         self._keys.list_name('stream', stream, again=True)
-        epoch, number, chain = self._run(
-            'register', stream, reader, 'd' if durable else 'e', start, host, ' '.join(installed())
-        )
+        epoch, number, chain = self._run('register', stream, reader, 'd' if durable else 'e', start, host, '')
         return EntryId(epoch.decode(), number).chained(chain.decode())
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
