@@ -100,7 +100,7 @@ class MemoryStore(TransportStore):
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
         self._writer = Writer(
-            _without_auto(stream_options(options)), self._announce, self._wait_for_capacity, self._fill, self._leave
+            _without_auto(stream_options(options)), self._announce, self._wait_for_capacity, self._backfill, self._leave
         )
         self._resolver = Resolver(self)
         self._value_resolver = ValueResolver(self)
@@ -204,7 +204,7 @@ class MemoryStore(TransportStore):
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return False  # No payload has parts.
 
-    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self._enter()
         with self._memory.changed:
             found = self._memory.state.values.get(name)
@@ -291,7 +291,9 @@ class MemoryStore(TransportStore):
         with self._change(stream) as log:
             log.set_transport(log.host)
 
-    def wait_for_fill(self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own) -> Optional[bytes]:
+    def wait_for_backfill(
+        self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> Optional[bytes]:
         self._wait(lambda: self.fate_of(stream, record) != WAITING, timeout_s)
         with self._memory.changed:
             return self._memory.log(stream).filled.get(record.id.number)
@@ -311,7 +313,7 @@ class MemoryStore(TransportStore):
             1,
         )
 
-    def _fill(self, said: Backfill) -> None:
+    def _backfill(self, said: Backfill) -> None:
         with self._change(said.stream) as log:
             log.backfill(self.writer, said)
 

@@ -156,7 +156,7 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
             assert found
             entries += found
         np.testing.assert_array_equal(entries[1].arrays['obs'], FRAMES['obs'])
-        filled = far.store.wait_for_fill('s', StoredEntry(second.id, second.writer, second.sequence, b''), WAIT_S)
+        filled = far.store.wait_for_backfill('s', StoredEntry(second.id, second.writer, second.sequence, b''), WAIT_S)
         assert len(filled) < FRAMES['obs'].nbytes / 2
         writer.clear()
 

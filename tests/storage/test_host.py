@@ -182,7 +182,7 @@ class Planes(MemoryDelivery):
     def open(self, directory=0):
         store = super().open()
         store.fault = None
-        fill = store._writer._fill
+        fill = store._writer._backfill
 
         def lossy(said):
             fault, store.fault = store.fault, None
@@ -192,7 +192,7 @@ class Planes(MemoryDelivery):
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
 
-        store._writer._fill = lossy
+        store._writer._backfill = lossy
         return Quiet(store, self.directories[directory])
 
     @precondition(lambda self: self.far is None)
@@ -385,7 +385,7 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
 @pytest.mark.parametrize('what', ['entries', 'values'])
 def test_a_thread_that_finds_no_memory_fills_later(opened, monkeypatch, what):
     writer, near, far = opened(), opened(), opened('b')
-    kind, name = (Outbox, 'backfill') if what == 'entries' else (ValueSlots, 'fill')
+    kind, name = (Outbox, 'backfill') if what == 'entries' else (ValueSlots, 'backfill')
     fill, errors = getattr(kind, name), [MemoryError()]
 
     def failing(self, *arguments):
@@ -668,7 +668,7 @@ def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypat
         def no_memory(said):
             raise ServerFull('on purpose')
 
-        patch.setattr(outbox, '_fill', no_memory)
+        patch.setattr(outbox, '_backfill', no_memory)
         assert writer.append('s', {}, chunk(2)).number == 3
     writer.append('s', {}, chunk(3))
     assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, 1, 2, 3]

@@ -342,7 +342,7 @@ def test_at_maxmemory_who_waits_for_fills_goes_on(forgetful_server):
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
         client.config_set('maxmemory', 1)
         assert store.fate_of('s', record) == WAITING
-        assert store.wait_for_fill('s', record, 0.01) is None
+        assert store.wait_for_backfill('s', record, 0.01) is None
         client.config_set('maxmemory', 0)
         store.register('s', 'r')
         store.ack('s', 'r', place)
@@ -354,7 +354,7 @@ def test_what_was_filled_and_is_no_place_is_refused_with_its_entry(redis_server)
         store.append('s', {}, chunk(0))
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
         client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
-        for call in (lambda: store.wait_for_fill('s', record, 0.0), lambda: store.fate_of('s', record)):
+        for call in (lambda: store.wait_for_backfill('s', record, 0.0), lambda: store.fate_of('s', record)):
             with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
                 call()
             assert raised.value.entry_id == record.id

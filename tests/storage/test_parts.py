@@ -325,7 +325,7 @@ def test_a_put_in_vain_leaves_no_parts(store, client):
 def test_a_fill_in_vain_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
-    assert not store.fill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
+    assert not store.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
     assert sorted(client.keys('*:part:*')) == kept
     assert number_of(store.get('weights')) == 1
 

@@ -100,7 +100,7 @@ class Interleaved:
 
     def writer(self):
         store = self.place.open(max_pending_bytes=LIMIT)
-        announce, fill = store._writer._announce, store._writer._fill
+        announce, fill = store._writer._announce, store._writer._backfill
 
         def announced(said):
             self.at('announcing')
@@ -118,7 +118,7 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        store._writer._announce, store._writer._fill, store._writer._wait_for_capacity = announced, filled, blocked
+        store._writer._announce, store._writer._backfill, store._writer._wait_for_capacity = announced, filled, blocked
         return Quiet(store, self.directories[0])
 
     def _stop_in_rings(self, monkeypatch):

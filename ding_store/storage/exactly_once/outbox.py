@@ -179,7 +179,7 @@ class Outbox:
         self.freed = 0  # the stream's counter of freed entries, by the last reply
         self.admission = 0  # number of this writer's admission to the stream; 0: none
         self._announce = announce
-        self._fill = backfill
+        self._backfill = backfill
         self._ends: Ends = (0, 0)  # when the current epoch began
         #: The epoch that this writer appends to, and the counts when it began.
         self._written: Tuple[str, Ends] = ('', (0, 0))
@@ -311,8 +311,8 @@ class Outbox:
         for item in self._sent:
             if upto is not None and item.number > upto:
                 break
-            if item.is_referenced and item.filled_epoch != self.epoch and self._fill is not None:
-                self._fill(Backfill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
+            if item.is_referenced and item.filled_epoch != self.epoch and self._backfill is not None:
+                self._backfill(Backfill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
                 item.filled_epoch = self.epoch
 
     def _send(self, item: Item) -> AppendReply:

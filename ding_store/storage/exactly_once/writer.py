@@ -199,7 +199,7 @@ class Writer:
         self._options = options
         self._announce = announce
         self._wait_for_capacity = wait_for_capacity
-        self._fill = backfill
+        self._backfill = backfill
         self._leave = leave
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
@@ -385,7 +385,7 @@ class Writer:
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
                 start = self._ended.get(stream, self._ended_before)
-                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._fill, start)
+                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._backfill, start)
                 stream_writer.is_continued = stream in self._ended
                 self._stream_writers[stream] = stream_writer
             return self._stream_writers[stream]

@@ -266,7 +266,7 @@ class RedisStore(TransportStore):
         self._enter()
         return self._values.fetch(name, wanted, moved)
 
-    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self.check_size(f'value {name!r}', payload.num_bytes)
         self._enter()
         return self._values.backfill(name, version, payload)
@@ -327,20 +327,20 @@ class RedisStore(TransportStore):
     def want(self, stream: str) -> None:
         self._run('want', stream)
 
-    def wait_for_fill(
+    def wait_for_backfill(
         self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            payload, how, freed = self._entries.state_of_fill(stream, record, fetch)
+            payload, how, freed = self._entries.state_of_backfill(stream, record, fetch)
             if how != WAITING or time.monotonic() >= deadline:
                 return payload
             self._wait_for_capacity(stream, freed, deadline - time.monotonic())
 
     def fate_of(self, stream: str, record: StoredEntry) -> str:
         self._enter()
-        return self._entries.state_of_fill(stream, record)[1]
+        return self._entries.state_of_backfill(stream, record)[1]
 
     def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()
