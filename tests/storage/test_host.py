@@ -18,14 +18,11 @@ from forks import child
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
-from redis_server import RedisServer
-from test_contract import damaged
 from test_delivery import STREAM, MemoryDelivery
 
 from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
-from ding_store.storage.encoding.framing import seal
 from ding_store.storage.exactly_once.outbox import FreedCapacity, Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
@@ -35,9 +32,9 @@ from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import host_cache, rings, shared_values, transports
 from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.shared_memory.mapped_files import PAGE
-from ding_store.storage.shared_memory.transports import Reference, is_reference, unpack
+from ding_store.storage.shared_memory.transports import Reference, is_reference
 from ding_store.storage.shared_memory.value_slots import ValueSlots
-from ding_store.storage.testing import WAIT_S, StoreTests, chunk, eventually, number_of
+from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 _RUNS = (f'run{number}' for number in itertools.count())
 
@@ -47,98 +44,6 @@ def _small_rings(monkeypatch):
     """And slots for all values, however small."""
     monkeypatch.setattr(rings, 'FIRST_BYTES', 16 * PAGE)
     monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
-
-
-class HostLog(Log):
-    """A stream whose readers, known or not, are all on one host."""
-
-    def _choose_transport(self):
-        self.host = self.common_host
-
-
-class HostMemory(Memory):
-    host = ''
-
-    def log(self, stream):
-        log = super().log(stream)
-        log.__class__, log.common_host, log.host = HostLog, self.host, self.host
-        return log
-
-
-class TestHostCacheInMemory(StoreTests):
-    """The whole contract with every payload on the host plane."""
-
-    @pytest.fixture(autouse=True)
-    def _directory(self, tmp_path):
-        self.directory = str(tmp_path)
-
-    def open(self, **options):
-        inner = MemoryStore(memory=HostMemory(), **options)
-        store = HostCache(inner, self.directory)
-        inner._memory.host = store.host
-        return store
-
-    def another(self, store, **options):
-        return HostCache(store.store.another(**options), self.directory)
-
-    def lose_memory(self, store):
-        store.store.lose_memory()
-
-    def raw_log(self, store, stream):
-        records = store.store.snapshot().logs[stream].records
-        return [(number, one.writer, one.sequence, self._bytes(store, one)) for number, one in sorted(records.items())]
-
-    def _bytes(self, store, record):
-        if not is_reference(record.payload):
-            return record.payload
-        reference = unpack(record.payload)
-        return seal(store._file(reference.file).view(reference.start, reference.length))
-
-    def raw_damage(self, store, stream, number):
-        """In the head: bytes of arrays are in memory that has no checksum, as all memory."""
-        record = store.store._memory.log(stream).records[number]
-        if is_reference(record.payload):
-            reference = unpack(record.payload)
-            (ring,) = store._rings[stream]._rings
-            ring._data[reference.start + 30 : reference.start + 31] = b'~'
-        else:
-            record.payload = damaged(record.payload)
-
-
-class TestHostCacheOnRedis(StoreTests):
-    @pytest.fixture(autouse=True)
-    def _server(self, redis_server: RedisServer, tmp_path):
-        self.server, self.directory = redis_server, str(tmp_path)
-        with redis_server.client() as self.client:
-            yield
-
-    def open(self, **options):
-        return open_store(self.server.url, f'host-{next(_RUNS)}', host_cache_dir=self.directory, **options)
-
-    def another(self, store, **options):
-        options = {**store.store._options, **options}
-        return open_store(self.server.url, store.run, host_cache_dir=self.directory, **options)
-
-    def lose_memory(self, store):
-        self.client.flushall()
-
-    def raw_log(self, store, stream):
-        rows = self.client.xrange(f'ding:{{{store.run}/{stream}/0}}:log')
-        found = []
-        for redis_id, fields in rows:
-            payload = fields[b'p']
-            if is_reference(payload):
-                reference = unpack(payload)
-                payload = bytes(store._file(reference.file).view(reference.start, reference.length))
-            found.append((int(redis_id.split(b'-')[0]), fields[b'w'].decode(), int(fields[b's']), payload))
-        return found
-
-    def raw_damage(self, store, stream, number):
-        key = f'ding:{{{store.run}/{stream}/0}}:log'
-        ((redis_id, fields),) = self.client.xrange(key, f'{number}-0', f'{number}-0')
-        fields[b'p'] = damaged(fields[b'p'])
-        self.client.delete(key)
-        self.client.xadd(key, fields, redis_id)
 
 
 class Quiet(HostCache):
