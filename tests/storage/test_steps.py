@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from test_host import CarelessMemory, Quiet
+from test_shared_memory import CarelessMemory, Quiet
 
 from ding_store.storage.exactly_once.outbox import WIRE
 from ding_store.storage.exactly_once.reader import Reader
