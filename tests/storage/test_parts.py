@@ -343,7 +343,7 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
 
-def test_parts_are_nobodys_whose_number_goes_to_another_entry(forgetful_server, store, client, monkeypatch):
+def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, monkeypatch):
     """Somebody else wrote behind the newest entry, so that the log begins anew, and another writer is there first."""
     with RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')

@@ -316,7 +316,7 @@ def test_a_thread_that_finds_no_memory_fills_later(opened, monkeypatch, what):
     assert errors == []
 
 
-def test_who_waits_for_room_hears_what_is_wanted(opened):
+def test_append_that_waits_for_room_backfills(opened):
     """The learner comes back on another host, and there is no room before it has read what is only in files."""
     writer, near, far = opened(max_pending_bytes=100_000, host_cache_bytes=20 * PAGE), opened(), opened('b')
     near.register('s', 'learner')

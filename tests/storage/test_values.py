@@ -684,7 +684,7 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         assert store.store.get_version('w', 0).reference
 
 
-def test_who_is_elsewhere_gets_a_first_version_of_which_its_writer_got_no_reply(opened, monkeypatch):
+def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeypatch):
     writer = opened()
     put = writer.store.put_version
 
