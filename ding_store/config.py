@@ -169,8 +169,8 @@ class StoreConfig:
         - allow_pickle (:obj:`bool`): True: elements that hold Python objects are pickled. False: they are refused.
             **Warning:** with True, any process that may write to the store can run code in the learner. So it is
             refused for a server on the network without authentication.
-        - compression (:obj:`Optional[str]`): Codec for experience between hosts. 'auto': lz4, if all processes have it
-            and while it saves bytes. 'lz4' or 'zstd': always, and the same in all processes. None: none.
+        - compression (:obj:`Optional[str]`): Codec for experience between hosts. 'auto': lz4, if the collector has it
+            and while it saves bytes. 'lz4' or 'zstd': always. None: none. The learner needs this codec too.
         - reconnect_timeout_s (:obj:`float`): Time that a call waits for a lost server.
         - wait_warn_s (:obj:`float`): Interval of the warnings of a wait for another role.
         - peer_timeout_s (:obj:`float`): Time that the job waits for a crashed learner or evaluator before it ends.

@@ -83,11 +83,7 @@ def counts_of(case: str, buffer: StoreBuffer) -> Dict[str, Any]:
     rows: Any = buffer.table.rows_by_age()
     sampler: Any = buffer.sampler
     if case == 'prioritized':
-        critic: Any = buffer.view(Prioritized(alpha=1.0, epsilon=0.0, seed=0), name='critic').sampler
-        return {
-            'priorities': _rounded(sampler.priorities_of(rows)),
-            'priorities of critic': _rounded(critic.priorities_of(rows)),
-        }
+        return {'priorities': _rounded(sampler.priorities_of(rows))}
     if case == 'limited':
         return {
             'priorities': _rounded(sampler.sampler.priorities_of(rows)),

@@ -9,6 +9,8 @@ from dizoo_configs import extras
 
 #: Policies are on a GPU where tests compare what they find: scripts/simulated_gpu.py sets it, and who has a GPU may.
 CUDA = os.environ.get('DING_STORE_TEST_CUDA') == '1'
+#: Random tests make several times as many tries, and a long partition is waited for: see CONTRIBUTING.md.
+IS_LONG = 'DING_STORE_SLOW_TESTS' in os.environ
 
 
 def lacking(message: str) -> None:

@@ -38,6 +38,10 @@ UNORDERED = ('HGETALL', 'KEYS', 'SMEMBERS')
 READS = ('XRANGE', 'XREAD', 'XREVRANGE')
 
 
+#: Views had names once, which kept their priorities. The table opens without them.
+CRITIC = 'priorities of critic'
+
+
 def cases(kind: str, ending: str) -> List[str]:
     return sorted(path.name[: -len(ending)] for path in (GOLDEN / kind).glob(f'*{ending}'))
 
@@ -53,6 +57,7 @@ def test_golden_files_are_those_of_the_manifest() -> None:
 @pytest.mark.parametrize('case', cases('tables', '.tar.xz'))
 def test_table_opens_with_what_was_stored(case: str, tmp_path: Path) -> None:
     expected = expected_of('tables', case)
+    expected['counts'].pop(CRITIC, None)
     path = unpack(GOLDEN / 'tables' / f'{case}.tar.xz', tmp_path / 'table')
     for _ in range(2):  # The first opening may convert files, and must leave what it found.
         with closing(open_table(case, str(path))) as buffer:

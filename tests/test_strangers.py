@@ -12,8 +12,9 @@ from typing import Any, Callable, Dict, Iterator, List
 import numpy as np
 import pytest
 import torch
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.checkpoint import CheckpointDir
 from ding_store.errors import ConfigError, ForeignFile, StoreError
 from ding_store.launch.router import new_addresses, remove_address
@@ -31,7 +32,7 @@ def table(path: Path) -> None:
     sampler = limited(Prioritized(), max_times_sampled=3)
     buffer = StoreBuffer(10, path=str(path), sampler=sampler, limiter=RateLimiter(1, max_insert=8, max_sample=8))
     with closing(buffer):
-        queue = buffer.view(Fifo(), name='queue')
+        queue = persistent_queue(buffer)
         buffer.extend({'x': np.arange(8)}, meta={'a': 1})
         buffer.sample_batch(2)
         queue.sample_batch(2)
@@ -192,7 +193,7 @@ def test_a_link_of_another_user_to_our_directory_is_refused(tmp_path: Path, use:
 def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     table(tmp_path / 'table')
     for make in (os.mkfifo, os.mkdir):
-        for name in ('header', 'rows', '000.column', 'metas', 'queue-queue.record', 'uses.values'):
+        for name in ('header', 'rows', '000.column', 'metas', 'queue.record', 'uses.values'):
             (tmp_path / 'table' / name).rename(tmp_path / 'aside')
             make(tmp_path / 'table' / name)
             with pytest.raises((StoreError, OSError)):

@@ -6,7 +6,6 @@ from typing import Any, Optional, Union
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.persistence.persisted_priorities import PersistedPriorities
 from ding_store.buffer.sampling.fifo import Fifo
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
@@ -44,18 +43,17 @@ class Priorities:
 
     def _sample_with(self, sampler: Sampler) -> None:
         self._attach(sampler)
-        self._sampler, self._priorities = sampler, self._kept(sampler, '')
+        self._sampler, self._priorities = sampler, self._kept(sampler)
 
-    def _kept(self, sampler: Sampler, view: Optional[str]) -> Optional[Union[PrioritySampler, PersistedPriorities]]:
-        """Persist an attached sampler's state under this name. Return the object that receives its priorities."""
+    def _kept(self, sampler: Sampler) -> Optional[Union[PrioritySampler, PersistedPriorities]]:
+        """Persist an attached sampler's state. Return the object that receives its priorities."""
         table_dir = self._elements.table.table_dir
-        if table_dir is None or view is None:
+        if table_dir is None:
             return sampler if isinstance(sampler, PrioritySampler) else None
-        kept = PersistedState(table_dir, view)
         if isinstance(sampler, (Limited, Fifo)):
-            sampler.keep(kept)
+            sampler.keep(table_dir)
         if isinstance(sampler, PrioritySampler):
-            return PersistedPriorities(sampler, self._elements.table.index, kept.values('priority'))
+            return PersistedPriorities(sampler, self._elements.table.index, table_dir.values('priority'))
         return None
 
     def _keep_counts(self) -> None:

@@ -16,11 +16,10 @@ from ding_store.buffer.batch import Batch
 from ding_store.buffer.deque_views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
-from ding_store.buffer.persistence.persisted import checked_view_name
 from ding_store.buffer.priorities import Priorities, keeping
 from ding_store.buffer.sampling.prefetch import Prefetch
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import Sampler, Uniform
+from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, Uniform
 from ding_store.buffer.sampling.use_limits import Limited
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequence_sampling import SequenceSampling
@@ -442,25 +441,20 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     def __iter__(self) -> Iterator[BufferedData]:
         return iter(self.storage)
 
-    def view(self, sampler: Optional[Sampler] = None, name: Optional[str] = None) -> StoreBuffer:
+    def view(self, sampler: Optional[Sampler] = None) -> StoreBuffer:
         """
         Overview:
             Return a view: the same elements with their own middleware, and their own sampler if one is given. Several
-            views may sample one table, each with its own priorities.
-        Arguments:
-            - name (:obj:`Optional[str]`): The name under which the view's priorities, use counts and queue place are
-              persisted, in a buffer with a path. Without a name they end with the process.
-        Raises:
-            - ConfigError: The name is taken or not a word, or there is no sampler.
+            views may sample one table, each with its own priorities. What a view's sampler knows ends with the
+            process, also in a buffer with a path.
         """
-        if name is not None:
-            self._elements.take_name(checked_view_name(name), sampler)
         view = copy.copy(self)
         if sampler is not None:
             if self.limiter is not None:
                 self.limiter.check_sampler(sampler)
             self._attach(sampler)
-            view._sampler, view._priorities = sampler, self._kept(sampler, name)
+            view._sampler = sampler
+            view._priorities = sampler if isinstance(sampler, PrioritySampler) else None
             view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, sampler)
         return view
 

@@ -215,7 +215,7 @@ def check_lz4(versions: Versions = installed_version) -> Finding:
     version = versions('lz4')
     if version is None:
         fix = "pip install 'lz4>=3.1' (the extra `fast`) on every host, if a job has several"
-        return Finding('lz4', WARN, 'not installed: payloads between hosts are not compressed', fix)
+        return Finding('lz4', WARN, 'not installed: entries that hosts with lz4 send cannot be read here', fix)
     return Finding('lz4', OK, f'{version}: payloads between hosts are compressed if that is faster')
 
 

@@ -10,17 +10,25 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NoReturn, Optional, Sequence, Tuple
 
 from ding_store.errors import ConfigError, StoreClosed
 from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, Value, ValueVersion
+from ding_store.storage.encoding.compression import AUTO
 from ding_store.storage.encoding.framing import Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import AppendReply, AppendRequest, Backfill, FreedCapacity, Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.memory_log import Log
-from ding_store.storage.options import STORE_OPTIONS, check_name, refuse_rest, stream_options
+from ding_store.storage.options import (
+    STORE_OPTIONS,
+    StoreOptions,
+    StreamOptions,
+    check_name,
+    refuse_rest,
+    stream_options,
+)
 from ding_store.storage.shared_memory.transports import (
     WAITING,
     Fetch,
@@ -91,7 +99,9 @@ class MemoryStore(TransportStore):
         self._memory = memory or Memory()
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
-        self._writer = Writer(stream_options(options), self._announce, self._wait_for_capacity, self._fill, self._leave)
+        self._writer = Writer(
+            _without_auto(stream_options(options)), self._announce, self._wait_for_capacity, self._backfill, self._leave
+        )
         self._resolver = Resolver(self)
         self._value_resolver = ValueResolver(self)
         refuse_rest('memory', options, STORE_OPTIONS)
@@ -194,7 +204,7 @@ class MemoryStore(TransportStore):
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return False  # No payload has parts.
 
-    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self._enter()
         with self._memory.changed:
             found = self._memory.state.values.get(name)
@@ -281,7 +291,9 @@ class MemoryStore(TransportStore):
         with self._change(stream) as log:
             log.set_transport(log.host)
 
-    def wait_for_fill(self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own) -> Optional[bytes]:
+    def wait_for_backfill(
+        self, stream: str, record: Found, timeout_s: float, fetch: Fetch = fetch_own
+    ) -> Optional[bytes]:
         self._wait(lambda: self.fate_of(stream, record) != WAITING, timeout_s)
         with self._memory.changed:
             return self._memory.log(stream).filled.get(record.id.number)
@@ -301,7 +313,7 @@ class MemoryStore(TransportStore):
             1,
         )
 
-    def _fill(self, said: Backfill) -> None:
+    def _backfill(self, said: Backfill) -> None:
         with self._change(said.stream) as log:
             log.backfill(self.writer, said)
 
@@ -353,3 +365,13 @@ class MemoryStore(TransportStore):
             )
         if self._closed:
             raise StoreClosed(f'the store of run {self.run!r} was closed')
+
+
+def _without_auto(options: StoreOptions) -> StoreOptions:
+    """Replace the compression 'auto' by None: compression costs more time than it saves where no network is."""
+
+    def without(stream: StreamOptions) -> StreamOptions:
+        return replace(stream, compression=None) if stream.compression == AUTO else stream
+
+    streams = {name: without(stream) for name, stream in options.streams.items()}
+    return replace(options, common=without(options.common), streams=streams)

@@ -87,8 +87,6 @@ class Log:
             return self._reply(outbox.GAP, known)
         if said.transport not in (WIRE, self.transport):
             return self._reply(outbox.PLANE, known)
-        if said.codec:  # Readers of this store list no codecs.
-            return self._reply(outbox.CODEC, known)
         if said.max_pending_bytes and said.drop_oldest:
             self._drop_to(said.max_pending_bytes - said.size)
         if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
@@ -189,7 +187,7 @@ class Log:
     def _reply(self, status: str, known: Known) -> AppendReply:
         state = (self.floor, self.freed, self.num_dropped, self.transport, self.host, self.wanted)
         lines = [f'{reader}\t{self.hosts[reader]}\t' for reader, durable in self.durable.items() if durable]
-        # The first line lists the codecs of all readers. It is empty: 'auto' compresses nothing here.
+        # The format is that of ``lua/stream.lua``, whose lines have codecs. These are empty.
         readers = '\n'.join(['', *lines, ''])
         reply = AppendReply(status, self.epoch, known.number, known.sequence, *state)
         return reply._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)

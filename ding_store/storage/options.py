@@ -53,8 +53,8 @@ class StreamOptions:
         - overflow (:obj:`str`): Policy for an append to a full stream: 'block' or 'drop_oldest'.
         - max_block_s (:obj:`float`): Seconds that an append without ``timeout_s`` waits for room.
         - compression (:obj:`Optional[str]`): 'lz4' or 'zstd': compress payloads that go through Redis, if that makes
-          them shorter. Every process that writes or reads the stream needs the codec's package. 'auto': use lz4 while
-          it pays and the writer and all readers have it. None: never compress.
+          them shorter. 'auto': use lz4 if the writer has it and while it pays. None: never compress. Every process that
+          reads the stream needs the package of the writer's codec. Without it, a read raises an error.
     """
 
     max_pending_bytes: int = 256 << 20

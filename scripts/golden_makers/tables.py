@@ -15,7 +15,7 @@ import torch
 import treetensor.torch as ttorch
 from golden_files import counts_of, open_table, pack, plain, rows_of
 
-from ding_store.buffer import Prioritized, StoreBuffer
+from ding_store.buffer import StoreBuffer
 from golden_makers.common import write_json
 
 #: A row: its number, an element, and its meta.
@@ -188,12 +188,10 @@ def widened(path: str) -> Dict[str, Any]:
 
 def prioritized(path: str) -> Dict[str, Any]:
     with closing(open_table('prioritized', path)) as buffer:
-        critic = buffer.view(Prioritized(alpha=1.0, epsilon=0.0, seed=0), name='critic')
         buffer.extend_elements(steps(0, 3), priority=[1.0, 2.0, 3.0])
         buffer.extend_elements(steps(3, 2), [{'i': 3}, {'i': 4}], priority=[0.5, 0.25])
         buffer.update_priorities(np.array([2, 4]), np.array([8.0, 0.75]))
-        critic.update_priorities(np.array([1, 2, 3, 4]), np.array([4.0, 5.0, 6.0, 7.0]))
-    counts = {'priorities': [2.0, 8.0, 0.5, 0.75], 'priorities of critic': [4.0, 5.0, 6.0, 7.0]}
+    counts = {'priorities': [2.0, 8.0, 0.5, 0.75]}
     return of_rows([(i, step(i), {'i': i} if i > 2 else {}) for i in range(1, 5)], 5, counts=counts)
 
 

@@ -5,8 +5,9 @@ from typing import Any, Callable, Iterator, List
 
 import numpy as np
 from crashes import Opened, verified
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 
 CAPACITY = 120
 MAX_CHUNK = 16
@@ -14,29 +15,28 @@ BATCH = 8
 MAX_USES = 3
 
 #: Words that the worker shares with whoever kills it: what it knows to be done. Beyond them, a word per row each: how
-#: often it was sampled, whether its priorities were updated, and what the view gave it to begin with.
+#: often it was sampled, whether its priority was updated, and its first priority.
 PUSHED, SAMPLED, QUEUED = range(3)
-USES, UPDATED, SEEN, BEGAN = (k << 17 for k in (1, 2, 3, 4))
+USES, UPDATED, BEGAN = (k << 17 for k in (1, 2, 3))
 
 
 def first_priority(rows: Any) -> Any:
     return 1.0 + rows % 97
 
 
-def later_priority(rows: Any, of_view: bool = False) -> Any:
-    return (500.0 if of_view else 1000.0) + rows % 89
+def later_priority(rows: Any) -> Any:
+    return 1000.0 + rows % 89
 
 
 class Sampled(Opened):
-    """A buffer whose sampler has limits and priorities, with a limiter and two views."""
+    """A buffer whose sampler has limits and priorities, with a limiter and a queue."""
 
     def __init__(self, path: str) -> None:
         self.limiter = RateLimiter(1, timeout_s=0, max_insert=MAX_CHUNK, max_sample=BATCH)
-        self.priorities, self.other = Prioritized(epsilon=0.0, seed=1), Prioritized(epsilon=0.0, seed=2)
+        self.priorities = Prioritized(epsilon=0.0, seed=1)
         self.limits = limited(self.priorities, max_times_sampled=MAX_USES)
         self.buffer = StoreBuffer(CAPACITY, path=path, sampler=self.limits, limiter=self.limiter)
-        self.view = self.buffer.view(self.other, name='other')
-        self.queue = self.buffer.view(Fifo(), name='queue')
+        self.queue = persistent_queue(self.buffer)
 
 
 class SamplingWorker(Sampled):
@@ -53,14 +53,15 @@ class SamplingWorker(Sampled):
             while self.buffer.count() > CAPACITY // 2:
                 self.sample()
             self.push()
-            self.update_view()
             self.take_from_queue()
 
     def push(self) -> None:
         first = self.buffer.table.next_row
         rows = np.arange(first, first + self.random.randint(1, MAX_CHUNK))
-        self.words[BEGAN + rows] = int(self.other.max_priority)
-        self.buffer.extend({'row': rows}, priority=first_priority(rows))
+        # A push without priorities gives its rows the largest one.
+        priority = first_priority(rows) if self.random.random() < 0.5 else None
+        self.words[BEGAN + rows] = self.priorities.max_priority if priority is None else priority
+        self.buffer.extend({'row': rows}, priority=priority)
         self.words[PUSHED] = rows[-1] + 1
 
     def sample(self) -> None:
@@ -69,14 +70,6 @@ class SamplingWorker(Sampled):
         self.words[SAMPLED] += len(rows)
         self.buffer.update_priorities(rows, later_priority(rows))
         self.words[UPDATED + rows] = 1
-
-    def update_view(self) -> None:
-        if self.view.count() < BATCH:
-            return
-        rows = self.view.sample_batch(BATCH).rows
-        self.words[SAMPLED] += len(rows)
-        self.view.update_priorities(rows, later_priority(rows, of_view=True))
-        self.words[SEEN + rows] = 1
 
     def take_from_queue(self) -> None:
         try:
@@ -117,21 +110,18 @@ def _wrong_rows(opened: Sampled, words: Any) -> Iterator[str]:
     if left.sum() > BATCH:
         yield f'rows {gone[left > 0]} were used {MAX_USES - left[left > 0]} times, and are gone'
     words[USES + gone] = MAX_USES
-    initial, later = first_priority(rows), later_priority(rows)
-    yield from _wrong_priorities('', opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
-    # What the view was never told is the largest that it had been told of any row when this one came.
-    initial, later = words[BEGAN + rows].astype(float), later_priority(rows, of_view=True)
-    yield from _wrong_priorities('of the view ', opened.other.priorities_of(rows), initial, later, words[SEEN + rows])
+    initial, later = words[BEGAN + rows].astype(float), later_priority(rows)
+    yield from _wrong_priorities(opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
     yield from _wrong_queue(opened, words)
 
 
 def _wrong_priorities(
-    which: str, found: np.ndarray, initial: np.ndarray, later: np.ndarray, is_updated: np.ndarray
+    found: np.ndarray, initial: np.ndarray, later: np.ndarray, is_updated: np.ndarray
 ) -> Iterator[str]:
     is_later = np.isclose(found, later)
     wrong = ~(is_later | (np.isclose(found, initial) & (is_updated == 0)))
     if wrong.any():
-        yield f'priorities {which}{found[wrong]} were {initial[wrong]}, or {later[wrong]} since {is_updated[wrong]}'
+        yield f'priorities {found[wrong]} were {initial[wrong]}, or {later[wrong]} since {is_updated[wrong]}'
     is_updated[is_later] = 1
 
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from crashes import Child
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.errors import StoreError
 
 CAPACITY = 16
@@ -30,9 +31,7 @@ class Opened:
         limiter = RateLimiter(1, max_insert=CAPACITY, max_sample=CAPACITY)
         self.buffer = StoreBuffer(CAPACITY, path=str(path), sampler=self.limits, limiter=limiter)
         try:
-            self.view_priorities = Prioritized(epsilon=0.0, seed=2)
-            self.view = self.buffer.view(self.view_priorities, name='view')
-            self.queue = self.buffer.view(Fifo(), name='queue')
+            self.queue = persistent_queue(self.buffer)
         except BaseException:
             self.buffer.close()
             raise
@@ -51,7 +50,6 @@ class Opened:
             self.priorities.priorities_of(rows).tolist(),
             self.priorities.max_priority,
             self.priorities.step,
-            self.view_priorities.priorities_of(rows).tolist(),
             self.limits.uses_of(rows).tolist(),
             self.buffer.limiter.state(),
             (place.next, place.unseen, place.ends),
@@ -75,7 +73,6 @@ def work(opened: Opened, kind: str) -> None:
     buffer.update('8', element(kind, 80), {'a': (1, 'x')})
     rows = buffer.table.rows_by_age()
     buffer.update_priorities(rows, 1.0 + rows / 3)
-    opened.view.update_priorities(rows[:5], 2.0 + rows[:5] / 7)
     for _ in range(2):
         buffer.sample_batch(4) if kind == 'columns' else buffer.sample(4)
         opened.queue.sample_batch(3) if kind == 'columns' else opened.queue.sample(3)

@@ -18,7 +18,7 @@ from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.sampling.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.sampling.use_limits import Limited
 from ding_store.buffer.table import table as table_module
-from ding_store.errors import ConfigError, PriorityError
+from ding_store.errors import PriorityError
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 2
@@ -128,39 +128,21 @@ def test_limiter_counts_the_last_sample_before_a_restart(tmp_path: Path) -> None
     buffer.close()
 
 
-def test_views_with_names_keep_their_own(tmp_path: Path) -> None:
+def test_view_starts_anew_in_the_next_process(tmp_path: Path) -> None:
     def opened() -> tuple:
         buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
-        views = [buffer.view(Prioritized(epsilon=0.0), name=name) for name in ('a', 'b')]
-        return buffer, *views, buffer.view(limited(Prioritized(epsilon=0.0), max_times_sampled=9), name='c')
+        return buffer, buffer.view(limited(Prioritized(epsilon=0.0), max_times_sampled=9))
 
-    buffer, a, b, c = opened()
+    buffer, view = opened()
     rows = buffer.extend(columns(3))
-    for number, each in enumerate((buffer, a, b, c)):
-        each.update_priorities(rows, [number + 1.0, 2.0, 3.0])
-    c.sample_batch(2)
-    c.update_priorities(rows[:1], [4.0])
+    buffer.update_priorities(rows, [5.0, 2.0, 3.0])
+    view.update_priorities(rows, [4.0, 2.0, 3.0])
+    view.sample_batch(2)
     buffer.close()
-    buffer, a, b, c = opened()
-    for number, each in enumerate((buffer, a, b)):
-        assert each.sampler.priorities_of(rows) == pytest.approx([number + 1.0, 2.0, 3.0])
-    assert c.sampler.sampler.priorities_of(rows) == pytest.approx([4.0, 2.0, 3.0])
-    assert c.sampler.uses_of(rows).sum() == 2
-    assert c.sampler.sampler.step == 1
-    buffer.close()
-
-
-def test_names_of_views(tmp_path: Path) -> None:
-    buffer = StoreBuffer(5, path=str(tmp_path))
-    sampler = Prioritized()
-    buffer.view(sampler, name='big')
-    with pytest.raises(ConfigError, match="a view of the name 'big' already"):
-        buffer.view(Prioritized(), name='big')
-    for name in ('', 'a/b', '../a', 'a b', 7):
-        with pytest.raises(ConfigError, match='name'):
-            buffer.view(Prioritized(), name=name)
-    with pytest.raises(ConfigError, match='needs a sampler'):
-        buffer.view(name='small')
+    buffer, view = opened()
+    assert buffer.sampler.priorities_of(rows) == pytest.approx([5.0, 2.0, 3.0])
+    assert view.sampler.sampler.priorities_of(rows) == pytest.approx([1.0, 1.0, 1.0])
+    assert view.sampler.uses_of(rows).sum() == 0
     buffer.close()
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from crashes import Child
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, StoreBuffer, limited
+from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.errors import NotEnoughSpace
 
 PAGE = 4096
@@ -20,7 +21,7 @@ REFUSED = 7
 
 def opened(path: Path) -> StoreBuffer:
     buffer = StoreBuffer(40, path=str(path), sampler=limited(Prioritized(seed=0), max_times_sampled=99))
-    buffer.queue = buffer.view(Fifo(), name='queue')
+    buffer.queue = persistent_queue(buffer)
     return buffer
 
 
@@ -95,4 +96,4 @@ def test_table_with_holes_on_a_full_disk_is_refused(make: Any, tmp_path: Path, s
             assert [item.meta for item in buffer] == [{'i': i} for i in range(1, 7)]
         shutil.rmtree(copy)
     columns = [name for name in with_holes if name.endswith('.column')]
-    assert set(with_holes) >= {'commit', 'metas', 'queue-queue.record', *(columns if make is step else ['packed'])}
+    assert set(with_holes) >= {'commit', 'metas', 'queue.record', *(columns if make is step else ['packed'])}

@@ -10,8 +10,9 @@ from typing import Any, Dict, Iterator, List, Tuple
 import numpy as np
 import pytest
 import torch
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, RateLimiter, StoreBuffer
+from ding_store.buffer import RateLimiter, StoreBuffer
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, SchemaMismatch, StoreError
 
 CAPACITY = 8
@@ -58,7 +59,7 @@ LIES += [[1] * 40, [[1]] * 3, 'k/255', *NAMES]
 
 def filled(path: Path, kind: str) -> StoreBuffer:
     buffer = StoreBuffer(CAPACITY, path=str(path), limiter=RateLimiter(1, max_insert=9, max_sample=1))
-    buffer.view(Fifo(), name='queue')
+    persistent_queue(buffer)
     for i in range(5):
         element = {'x': torch.full((2,), i / 7), 'n': i, 'empty': torch.ones(0)}
         buffer.push([{'x': torch.ones(1)}] * (i + 1) if kind == 'episodes' else element, {'i': i})
@@ -68,7 +69,7 @@ def filled(path: Path, kind: str) -> StoreBuffer:
 def read(path: Path) -> List[Tuple[str, str, Any]]:
     buffer = StoreBuffer(CAPACITY, path=str(path), limiter=RateLimiter(1, max_insert=9, max_sample=1))
     try:
-        buffer.view(Fifo(), name='queue')
+        persistent_queue(buffer)
         found = [(item.index, str(item.data), item.meta) for item in buffer]
         return [*found, ('wrong', '', buffer.check())] if buffer.check() else found
     finally:

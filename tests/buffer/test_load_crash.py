@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from crashes import Opened, crash_repeatedly, linger, noticed, verified
 from elements import number, transition
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer
 from ding_store.buffer.elements import elements
 from ding_store.buffer.table.table import Table
 
@@ -36,7 +37,7 @@ class Loaded(Opened):
         limiter = RateLimiter(1, timeout_s=0, max_insert=1, max_sample=CAPACITY)
         self.sampler = Prioritized(epsilon=0.0, seed=1)
         self.buffer = StoreBuffer(CAPACITY, path=path, sampler=self.sampler, limiter=limiter)
-        self.queue = self.buffer.view(Fifo(), name='queue')
+        self.queue = persistent_queue(self.buffer)
 
 
 class LoadingWorker(Loaded):

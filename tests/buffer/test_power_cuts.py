@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from disk import Disk, Image, Moment, images, key, write
+from queues import persistent_queue
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.buffer.elements import elements
 from ding_store.buffer.table.table import Table
 from ding_store.errors import ConfigError
@@ -105,7 +106,7 @@ class Sampled(StoreBuffer):
         self.limits = limited(self.priorities, max_times_sampled=99)
         limiter = RateLimiter(1, timeout_s=0, max_insert=4, max_sample=4)
         super().__init__(size, path=path, fsync=fsync, sampler=self.limits, limiter=limiter)
-        self.queue = self.view(Fifo(), name='queue')
+        self.queue = persistent_queue(self)
 
 
 def kept(buffer: StoreBuffer) -> Dict[str, float]:

@@ -170,7 +170,7 @@ def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step
 
 
 @pytest.mark.parametrize('moment', ['iteration', 'wait', 'failure', 'failed step'])
-def test_a_task_that_is_told_to_end_saves_what_it_trained_first(tmp_path, moment):
+def test_terminated_task_saves_what_it_trained_first(tmp_path, moment):
     policy, session = policy_of(), session_of(tmp_path, interval_s=1000.0)
     trained = []
 
@@ -234,7 +234,7 @@ def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeyp
     assert made._directory.run is None
 
 
-def test_an_end_that_cannot_be_noted_keeps_nobody_from_hearing_of_it(tmp_path, monkeypatch, caplog):
+def test_end_that_cannot_be_written_is_reported_all_the_same(tmp_path, monkeypatch, caplog):
     """A disk that is full has the last checkpoint, and no room for a line that says that it is the last."""
     session = RunSession(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
     made = checkpointer(session, policy_of())
@@ -529,7 +529,7 @@ def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypat
     assert seen[1:] == [(2.0, False), (2.0, False)]
 
 
-def test_who_would_end_it_sees_that_the_last_one_is_being_written(tmp_path, monkeypatch):
+def test_write_of_the_last_checkpoint_is_visible_to_others(tmp_path, monkeypatch):
     made, seen, save = run(tmp_path, policy_of(), num_iterations=1), [], CheckpointDir.save
 
     def watched(*args):

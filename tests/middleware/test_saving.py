@@ -142,13 +142,13 @@ def test_an_iteration_that_takes_too_long_is_broken_off(iterating, number, said,
     assert 'no last checkpoint is written' in iterating.stderr.read()
 
 
-def test_a_forked_child_ends_when_it_is_told_to(iterating):
+def test_forked_child_ends_at_a_signal(iterating):
     iterating.stdin.write('fork\n')
     assert iterating.stdout.readline() == f'the child ended with {-signal.SIGTERM}\n'
     assert iterating.stdout.readline() == 'iterating\n'
 
 
-def test_who_has_lost_its_parent_is_given_time_for_its_checkpoint(iterating):
+def test_process_without_its_parent_has_time_for_its_checkpoint(iterating):
     iterating.stdin.write('lose parent\n')
     said = iterating.stdout.read().split()
     assert said[0] == 'saved'

@@ -196,7 +196,7 @@ def is_held(lock):
     return not is_free
 
 
-def test_who_is_hasty_does_not_wait_with_others(own_server, tmp_path):
+def test_nonblocking_call_does_not_wait_with_others(own_server, tmp_path):
     """A thread waits for the server with the lock of a value that it fills, and of what has no reply yet."""
     with open_store(own_server.url, 'r', host_cache_dir=str(tmp_path), reconnect_timeout_s=RECONNECT_S) as store:
         arrays = {'weight': np.zeros(1 << 16)}
@@ -258,7 +258,7 @@ def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplo
     assert caplog.text.count('the store is away') == caplog.text.count('the store is back after') == 1
 
 
-def test_who_is_always_hasty_comes_back(own_server):
+def test_only_nonblocking_calls_reconnect(own_server):
     """Nobody else asks the server, and the hasty do not wait for a connection: one is made beside them."""
     with open_store(own_server.url, run='hasty') as store, store.nonblocking():
         assert store.add('n', 1) == 1

@@ -440,7 +440,7 @@ def test_several_policies_by_name(exchanger):
         assert number_of(copy) == number
 
 
-def test_versions_of_several_policies_are_told_apart(exchanger):
+def test_versions_of_several_policies_are_separate(exchanger):
     def in_process_of(other, role, name, **settings):
         """A receiver in the same process, whose policy must not be taken for the other's."""
         task._roles = {getattr(task.role, role.upper())}

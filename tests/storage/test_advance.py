@@ -194,7 +194,7 @@ def test_a_store_that_is_closed_at_its_servers_limit_says_what_it_leaves(own_ser
     assert 'maxmemory' in caplog.text
 
 
-def test_who_sends_while_another_thread_closes_that_cannot_wait_hears_of_it(store):
+def test_advance_while_another_thread_closes_raises(store):
     """The server may pass over what comes from a connection that is closed by then."""
 
     def closed_meanwhile(session):

@@ -134,7 +134,7 @@ def test_half_made_files_of_the_dead_are_removed(tmp_path, opened):
     assert not os.path.exists(new)
 
 
-def test_garbage_is_collected_of_runs_that_nobody_is_in(tmp_path, opened):
+def test_files_of_runs_without_processes_are_removed(tmp_path, opened):
     paths = [die_with_a_ring(tmp_path, run) for run in ('gone', 'run')]
     opened('run')
     assert sum(one.num_bytes for one in collect_garbage(str(tmp_path))) == 2 * PAGE
@@ -200,7 +200,7 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
         cache.create_ring(PAGE, {})
 
 
-def test_who_makes_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
+def test_making_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
     """An append and a put have another way, and look again: who opens a store has the patience, since it has none."""
     monkeypatch.setattr(cache_root, 'PATIENCE_S', 10 * WAIT_S)
     run = f'bounded-{os.getpid()}'
@@ -227,7 +227,7 @@ def test_who_makes_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeyp
         assert [entry.guard is not None for entry in entries] == [False, False, False, True]
 
 
-def test_who_finds_the_lock_stopped_has_no_directory_of_its_own(tmp_path, monkeypatch, caplog):
+def test_lock_of_a_stopped_process_gives_no_own_directory(tmp_path, monkeypatch, caplog):
     """It would be on another host than the others of its run."""
     monkeypatch.setattr(cache_root, 'PATIENCE_S', 0.05)
     roots = [tmp_path / 'a', tmp_path / 'b']

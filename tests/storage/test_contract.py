@@ -1,14 +1,22 @@
-"""One contract, every backend."""
+"""One contract, four stores: on Redis and in memory, with shared memory and without."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from redis_server import RedisServer, left_by_runs
 
 from ding_store.storage import open_store
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.encoding.framing import seal
+from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory_log import Log
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shared_memory import rings, shared_values
+from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.shared_memory.mapped_files import PAGE
+from ding_store.storage.shared_memory.ring import RingReader
+from ding_store.storage.shared_memory.transports import is_reference, unpack
 from ding_store.storage.testing import StoreTests
 
 _RUNS = (f'run{number}' for number in itertools.count())
@@ -16,6 +24,44 @@ _RUNS = (f'run{number}' for number in itertools.count())
 
 def damaged(payload: bytes) -> bytes:
     return payload[:-1] + bytes([payload[-1] ^ 1])
+
+
+def ring_of(directory: Path, payload: bytes) -> Path:
+    """Return the file that a reference leads to."""
+    (path,) = directory.rglob(f'{unpack(payload).file}*')
+    return path
+
+
+def payload_in(directory: Path, payload: bytes) -> bytes:
+    """Return a payload from the ring that it refers to, or as it is."""
+    if not is_reference(payload):
+        return payload
+    reference = unpack(payload)
+    return seal(RingReader(str(ring_of(directory, payload))).view(reference.start, reference.length))
+
+
+@pytest.fixture
+def shared_directory(tmp_path, monkeypatch):
+    """The directory of host caches with small rings. Values have slots, however small they are."""
+    monkeypatch.setattr(rings, 'FIRST_BYTES', 16 * PAGE)
+    monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
+    return tmp_path
+
+
+class LocalLog(Log):
+    """A stream whose readers are all on one host, also before the first one registers."""
+
+    def _choose_transport(self):
+        self.host = self.common_host
+
+
+class LocalMemory(Memory):
+    host = ''
+
+    def log(self, stream):
+        log = super().log(stream)
+        log.__class__, log.common_host, log.host = LocalLog, self.host, self.host
+        return log
 
 
 class TestMemoryStore(StoreTests):
@@ -37,6 +83,32 @@ class TestMemoryStore(StoreTests):
         record = state.logs[stream].records[number]
         record.payload = damaged(record.payload)
         store.lose_memory(keep=state)
+
+
+class TestMemoryStoreWithSharedMemory(TestMemoryStore):
+    """Every payload is in shared memory, except a writer's first of a stream."""
+
+    @pytest.fixture(autouse=True)
+    def _directory(self, shared_directory):
+        self.directory = shared_directory
+
+    def open(self, **options):
+        memory = LocalMemory()
+        store = HostCache(MemoryStore(memory=memory, **options), str(self.directory))
+        memory.host = store.host
+        return store
+
+    def another(self, store, **options):
+        return HostCache(store.store.another(**options), str(self.directory))
+
+    def lose_memory(self, store):
+        store.store.lose_memory()
+
+    def raw_log(self, store, stream):
+        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store.store, stream)]
+
+    def raw_damage(self, store, stream, number):
+        super().raw_damage(store.store, stream, number)
 
 
 class TestRedisStore(StoreTests):
@@ -70,6 +142,25 @@ class TestRedisStore(StoreTests):
         array = np.random.default_rng(0).integers(0, 256, 20_000_000, np.uint8)
         store.append('s', {}, {'x': array})
         np.testing.assert_array_equal(store.read('s')[0].arrays['x'], array)
+
+
+class TestRedisStoreWithSharedMemory(TestRedisStore):
+    @pytest.fixture(autouse=True)
+    def _directory(self, shared_directory):
+        self.directory = shared_directory
+        self.options = {}
+
+    def open(self, **options):
+        store = open_store(self.server.url, f'shared-{next(_RUNS)}', host_cache_dir=str(self.directory), **options)
+        self.options[store.run] = options
+        return store
+
+    def another(self, store, **options):
+        options = {**self.options[store.run], **options}
+        return open_store(self.server.url, store.run, host_cache_dir=str(self.directory), **options)
+
+    def raw_log(self, store, stream):
+        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]
 
 
 def test_retired_run_leaves_no_key(redis_server):

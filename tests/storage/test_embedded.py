@@ -76,7 +76,7 @@ class TestStart:
         assert options['port'] == '0'
         assert options['dir'] == str(directory)
 
-    def test_nobody_else_may_use_it(self, directory):
+    def test_other_users_may_not_use_it(self, directory):
         socket = ensure_server(directory)
         assert os.stat(directory).st_mode & 0o777 == 0o700
         assert os.stat(os.path.dirname(socket)).st_mode & 0o777 == 0o700

@@ -187,7 +187,7 @@ class TestFiles:
         with connect(ensure_server(directory)) as client:
             assert client.lrange('list', 0, -1) == [b'%d' % i for i in range(99)]
 
-    def test_corrupt_data_is_said(self, directory):
+    def test_corrupt_data_is_named_in_the_error(self, directory):
         with connect(ensure_server(directory)) as client:
             client.rpush('list', *range(100))
         stop_server(directory)

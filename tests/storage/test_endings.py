@@ -365,7 +365,7 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_who_retired_a_run_neither_misses_its_server_nor_brings_it_back(tmp_path, caplog, transport):
+def test_retired_run_neither_misses_nor_restarts_its_server(tmp_path, caplog, transport):
     store = open_store(f'embedded://{tmp_path}', 'run', host_plane=transport)
     reader = Reader(store, STREAM, 'learner')
     for number in range(3):

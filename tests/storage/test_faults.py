@@ -88,7 +88,7 @@ class TestEmptyAfterACrash:
             assert reader.num_lost == 7
             assert len([one for one in caplog.records if '7 entries were lost' in one.message]) == 1
 
-    def test_nobody_is_left_to_tell(self, forgetful_server):
+    def test_loss_without_a_living_writer_is_counted(self, forgetful_server):
         with RedisStore(forgetful_server.url, 'run', **QUICK) as store:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.3)
             with child(write_and_wait(forgetful_server.url, range(4))) as (_, dying):
@@ -103,7 +103,7 @@ class TestEmptyAfterACrash:
 
             eventually(is_counted, 'the loss is counted')
 
-    def test_a_server_that_comes_back_with_its_file_knows_who_was_forgotten(self, own_server):
+    def test_server_restarted_from_its_file_knows_removed_readers(self, own_server):
         with RedisStore(own_server.url, 'run', **QUICK) as store, RedisStore(own_server.url, 'run') as writer:
             for reader in ('dead', 'present'):
                 store.register(STREAM, reader)
@@ -536,7 +536,7 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
     assert peaks['reader'] - first['reader'] < 2 * limit + 8_000_000
 
 
-def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):
+def test_store_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):
     store, made = RedisStore(redis_server.url, 'run', connect=False), []
 
     def make_and_close(*args):
@@ -551,7 +551,7 @@ def test_who_is_closed_while_it_connects_keeps_no_connection(redis_server, monke
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
 
-def test_who_connects_while_the_store_is_closed_waits_for_nothing(redis_server, monkeypatch):
+def test_connect_of_a_store_that_is_closed_waits_for_nothing(redis_server, monkeypatch):
     """With TLS that takes some milliseconds, and close() can shut no connection that is not there yet."""
     connect, greet = redis.UnixDomainSocketConnection._connect, ServerGeneration.greet
     connects, is_closed, sent = threading.Event(), threading.Event(), []
@@ -674,7 +674,7 @@ class TestDamage:
 
     @pytest.mark.parametrize('is_removed', [False, True])
     @pytest.mark.parametrize('on_corrupt', ['skip', 'stop'])
-    def test_a_foreign_id_above_ours_is_in_nobodys_way(self, store, redis_server, on_corrupt, is_removed):
+    def test_foreign_id_above_the_entries_blocks_nothing(self, store, redis_server, on_corrupt, is_removed):
         """One as the server gives it, from its clock, is above all numbers to come: also once it is removed."""
         with redis_server.client() as client, RedisStore(redis_server.url, 'run') as other:
             reader, seen, sizes = Reader(other, STREAM, 'learner', on_corrupt=on_corrupt), [], (8, 50_000)
@@ -701,7 +701,7 @@ class TestDamage:
             assert (reader.num_lost, reader.num_corrupt) == (0, int(on_corrupt == 'skip' and not is_removed))
             assert store.stream_info(STREAM).pending_bytes == 0
 
-    def test_a_foreign_id_above_the_versions_of_a_value_is_in_nobodys_way(self, store, redis_server):
+    def test_foreign_id_above_the_versions_of_a_value_blocks_nothing(self, store, redis_server):
         with redis_server.client() as client:
             store.put('weights', {}, {'x': np.zeros(3)})
             client.xadd(store._values._keys('weights')[0], {'x': 'y'})
@@ -819,7 +819,7 @@ def hostile(rng, example, case):
 class TestTruncatedLog:
     """A power cut leaves an append-only file without its end."""
 
-    def test_the_tail_is_announced_again_by_who_lives(self, own_server):
+    def test_living_writers_announce_lost_entries_again(self, own_server):
         with RedisStore(own_server.url, 'run', **QUICK) as store, RedisStore(own_server.url, 'run', **QUICK) as other:
             reader = Reader(other, STREAM, 'learner')
             for i in range(20):

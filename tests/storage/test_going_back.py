@@ -423,13 +423,13 @@ def test_value_of_a_number_given_twice_gets_its_own_bytes(server, tmp_path):
         known = near.get('weights')
         assert number_of(known) == 1
         aged.go_back()
-        successor._values._start_filler = lambda: None  # not before the other one has tried
+        successor._values._start_backfilling = lambda: None  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
         far.store.request_version('weights')
-        former._values._own['weights'].fill()
+        former._values._own['weights'].backfill()
         assert successor.store.get_version('weights', 0).payload == b''
-        assert not former.store.fill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
-        successor._values._own['weights'].fill()
+        assert not former.store.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
+        successor._values._own['weights'].backfill()
         for reader in (near, far):
             assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2
 

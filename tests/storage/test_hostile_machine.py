@@ -161,7 +161,7 @@ def test_a_server_whose_disk_stays_full_is_named(stuck_server):
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2], 'it was kept, as where a reply is lost'
 
 
-def test_who_is_hasty_does_not_wait_with_who_waits_for_room_on_a_disk(stuck_server):
+def test_nonblocking_call_does_not_wait_for_room_on_a_disk(stuck_server):
     with open_store(stuck_server.url, 'run', host_plane='off') as store, ThreadPoolExecutor() as pool:
         arrays = {'x': np.zeros(100_000)}
         store.put('weights', {}, arrays)
@@ -176,7 +176,7 @@ def test_who_is_hasty_does_not_wait_with_who_waits_for_room_on_a_disk(stuck_serv
         assert store.get('weights').arrays['x'][0] == 1
 
 
-def test_each_time_that_a_disk_is_full_is_said_once(stuck_server, caplog):
+def test_full_disk_is_logged_once_each_time(stuck_server, caplog):
     """Also where nobody waits for it."""
     with open_store(stuck_server.url, 'run') as store, store.nonblocking():
         for times in (1, 2):

@@ -111,7 +111,7 @@ def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
     assert [unit.age for unit in sent._units][1:] == [STILL_AFTER, 0]
 
 
-def test_who_hears_last_of_an_older_version_takes_no_number_back(forgetful_server, monkeypatch):
+def test_late_reply_of_an_older_version_takes_no_number_back(forgetful_server, monkeypatch):
     """Two threads put: else the number comes again with other content once the server has forgotten it."""
     reply, is_late = redis_values._reply, threading.Event()
 

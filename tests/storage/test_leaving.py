@@ -23,7 +23,7 @@ from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 STREAM = 'experience'
 
 
-def test_what_a_full_stream_did_not_take_yet_is_brought_by_who_leaves():
+def test_close_sends_what_a_full_stream_refused():
     with MemoryStore(max_pending_bytes=3000) as store, store.another() as other:
         reader, number = Reader(other, STREAM, 'learner'), 0
         with contextlib.suppress(StoreTimeout):
@@ -55,7 +55,7 @@ def unavailable():
 
 
 @pytest.mark.parametrize('is_named_again', [False, True])
-def test_who_leaves_writes_nothing_into_a_run_that_was_retired(forgetful_server, caplog, is_named_again):
+def test_close_writes_nothing_into_a_retired_run(forgetful_server, caplog, is_named_again):
     with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
@@ -82,7 +82,7 @@ def retire_after_check(monkeypatch, store, learner):
     monkeypatch.setattr(outbox, 'check', then_retired)
 
 
-def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
+def test_close_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
@@ -91,14 +91,14 @@ def test_who_leaves_while_the_run_is_retired_announces_nothing_again(forgetful_s
         assert learner.read(STREAM) == []
 
 
-def test_who_settles_announces_what_is_left_without_a_wait(redis_server):
+def test_flush_announces_what_is_left_without_a_wait(redis_server):
     with RedisStore(redis_server.url, 'settled') as store:
         unsettled(store)
         store.flush()
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2, 3]
 
 
-def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, caplog):
+def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
@@ -110,9 +110,7 @@ def test_who_leaves_does_not_wait_for_a_server_that_is_away(forgetful_server, ca
 
 
 @pytest.mark.parametrize('says_goodbye', [True, False])
-def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(
-    forgetful_server, monkeypatch, says_goodbye
-):
+def test_close_sends_what_an_idle_server_forgot(forgetful_server, monkeypatch, says_goodbye):
     """Clients of one whose host lost power find out when they next speak."""
     if not says_goodbye:
         monkeypatch.setattr(ServerSession, 'is_hung_up', lambda session: False)
@@ -125,7 +123,7 @@ def test_who_leaves_brings_what_a_server_forgot_while_nothing_was_asked_of_it(
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
 
 
-def test_who_leaves_a_memory_that_forgot_brings_what_it_had_from_him():
+def test_close_sends_what_a_memory_server_forgot():
     with MemoryStore() as learner:
         store = learner.another()
         store.append(STREAM, {}, chunk(0))
@@ -134,7 +132,7 @@ def test_who_leaves_a_memory_that_forgot_brings_what_it_had_from_him():
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
 
 
-def test_who_leaves_waits_a_moment_for_a_server_that_is_restarted(forgetful_server, monkeypatch):
+def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypatch):
     monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S)
     store = RedisStore(forgetful_server.url, 'run')
     store.append(STREAM, {}, chunk(0))
@@ -149,7 +147,7 @@ def test_who_leaves_waits_a_moment_for_a_server_that_is_restarted(forgetful_serv
 
 
 @pytest.mark.parametrize('returns', [False, True])
-def test_who_leaves_waits_once_for_a_server_that_is_away(forgetful_server, tmp_path, monkeypatch, caplog, returns):
+def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monkeypatch, caplog, returns):
     """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
     monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S if returns else 0.5)
     here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
@@ -175,9 +173,7 @@ def test_who_leaves_waits_once_for_a_server_that_is_away(forgetful_server, tmp_p
     other.close()
 
 
-def test_who_leaves_waits_no_longer_where_the_thread_that_fills_his_weights_waits(
-    forgetful_server, tmp_path, monkeypatch, caplog
-):
+def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp_path, monkeypatch, caplog):
     """It has the lock of the value then, for as long as it tries to reach the server."""
     monkeypatch.setattr(redis_store, 'LEAVE_S', 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
@@ -200,7 +196,7 @@ def test_who_leaves_waits_no_longer_where_the_thread_that_fills_his_weights_wait
 
 
 @pytest.mark.parametrize('is_acked', [False, True])
-def test_who_leaves_while_the_server_is_away_says_what_it_may_lose(forgetful_server, caplog, is_acked):
+def test_close_without_a_server_logs_what_may_be_lost(forgetful_server, caplog, is_acked):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     store.register(STREAM, 'learner')
     store.append(STREAM, {}, chunk(0))
@@ -213,7 +209,7 @@ def test_who_leaves_while_the_server_is_away_says_what_it_may_lose(forgetful_ser
     assert ("closed with 2 unacked entries of 'experience'" in caplog.text) is not is_acked
 
 
-def test_who_leaves_waits_for_nothing_that_may_be_dropped_and_says_nothing_of_it(forgetful_server, caplog, monkeypatch):
+def test_close_neither_waits_for_nor_logs_droppable_entries(forgetful_server, caplog, monkeypatch):
     """Reports of members, which nobody acks: all that has left of a run would wait for them."""
     options = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
     store = RedisStore(forgetful_server.url, 'run', stream_options=options)
@@ -225,7 +221,7 @@ def test_who_leaves_waits_for_nothing_that_may_be_dropped_and_says_nothing_of_it
     assert 'closed with' not in caplog.text
 
 
-def test_who_leaves_starts_no_server_to_see_what_it_has(tmp_path, caplog):
+def test_close_starts_no_server(tmp_path, caplog):
     """Its file has what was accepted."""
     store = RedisStore(f'embedded://{tmp_path}', 'run')
     store.append(STREAM, {}, chunk(0))
@@ -239,7 +235,7 @@ def test_who_leaves_starts_no_server_to_see_what_it_has(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('hears', [False, True])
-def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forgetful_server, hears):
+def test_close_writes_nothing_into_the_next_run_of_the_name(forgetful_server, hears):
     """What a run left that ended in order is cleared by the next: its streams go on counting."""
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
@@ -255,7 +251,7 @@ def test_who_leaves_writes_nothing_into_the_run_that_took_the_place_of_his(forge
         assert learner.read(STREAM, place) == []
 
 
-def test_who_leaves_a_memory_that_was_cleared_writes_nothing_into_it():
+def test_close_writes_nothing_into_a_cleared_memory_server():
     with MemoryStore() as learner:
         store = learner.another()
         unsettled(store)
@@ -266,7 +262,7 @@ def test_who_leaves_a_memory_that_was_cleared_writes_nothing_into_it():
 
 
 @pytest.mark.parametrize('is_named_again', [False, True])
-def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_server, tmp_path, caplog, is_named_again):
+def test_close_with_shared_memory_adds_nothing_to_a_retired_run(forgetful_server, tmp_path, caplog, is_named_again):
     options = dict(run='run', host_cache_dir=str(tmp_path))
     with open_store(forgetful_server.url, **options) as learner, forgetful_server.client() as client:
         learner.register(STREAM, 'learner')
@@ -286,7 +282,7 @@ def test_who_was_on_the_host_plane_leaves_nothing_in_a_retired_run(forgetful_ser
     assert not list(tmp_path.rglob('*.ring'))
 
 
-def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
+def test_writer_closed_for_writing_announces_nothing_again(forgetful_server):
     """A run that is retired meanwhile is no server that lost its memory."""
     with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
         store = RedisStore(forgetful_server.url, 'run')
@@ -300,7 +296,7 @@ def test_who_has_appended_his_last_announces_nothing_again(forgetful_server):
         assert not left_by_runs(client)
 
 
-def test_who_asks_makes_no_stream(redis_server):
+def test_request_for_backfills_makes_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
         store.own_writer.check_stream('nothing')
         store.want('nothing')
@@ -312,7 +308,7 @@ def test_who_asks_makes_no_stream(redis_server):
 
 
 @pytest.mark.parametrize('is_concluded', [False, True])
-def test_who_leaves_announces_again_what_the_server_forgot(forgetful_server, is_concluded):
+def test_close_announces_again_what_the_server_forgot(forgetful_server, is_concluded):
     """Its memory lost is no run retired."""
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
@@ -327,7 +323,7 @@ def test_who_leaves_announces_again_what_the_server_forgot(forgetful_server, is_
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
 
 
-def test_who_leaves_a_memory_that_was_lost_announces_again():
+def test_close_announces_again_what_a_lost_memory_had():
     with MemoryStore() as learner, learner.another() as store:
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
@@ -341,7 +337,7 @@ def test_who_leaves_a_memory_that_was_lost_announces_again():
 
 
 @pytest.mark.parametrize('is_concluded', [False, True])
-def test_who_leaves_the_host_plane_announces_again_what_the_server_forgot(forgetful_server, tmp_path, is_concluded):
+def test_close_with_shared_memory_announces_forgotten_entries(forgetful_server, tmp_path, is_concluded):
     options = dict(run='run', host_cache_dir=str(tmp_path))
     with open_store(forgetful_server.url, **options) as learner:
         learner.register(STREAM, 'learner')
@@ -357,7 +353,7 @@ def test_who_leaves_the_host_plane_announces_again_what_the_server_forgot(forget
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
 
 
-def test_who_was_on_the_host_plane_and_lives_on_announces_again_what_the_server_forgot(forgetful_server, tmp_path):
+def test_writer_with_shared_memory_announces_forgotten_entries(forgetful_server, tmp_path):
     options = dict(run='run', host_cache_dir=str(tmp_path), check_every_s=0.1)
     with open_store(forgetful_server.url, **options) as learner, open_store(forgetful_server.url, **options) as store:
         learner.register(STREAM, 'learner')
@@ -368,7 +364,7 @@ def test_who_was_on_the_host_plane_and_lives_on_announces_again_what_the_server_
         eventually(lambda: [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3], 'announced again')
 
 
-def test_what_cannot_be_announced_again_by_who_leaves_is_said(forgetful_server, caplog):
+def test_close_logs_what_it_cannot_announce_again(forgetful_server, caplog):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     unsettled(store)
     forgetful_server.restart()

@@ -98,7 +98,7 @@ def test_parts_of_a_value_that_is_refused_take_no_memory(forgetful_server, clien
 
         def publish(number):
             if is_fill:
-                return store.fill_version('v', version, encode_pieces({}, weights(number)))
+                return store.backfill_version('v', version, encode_pieces({}, weights(number)))
             return store.put('v', {}, weights(number))
 
         version = store.put_version('v', None, b'a reference') if is_fill else 0

@@ -55,7 +55,7 @@ def test_cut_at_any_byte_of_an_append(forgetful_server, proxy):
         assert proxy.num_connections > len(cuts) // 2
 
 
-def test_an_ack_that_nobody_waited_for_is_sent_again(forgetful_server, proxy):
+def test_ack_without_a_wait_is_sent_again(forgetful_server, proxy):
     """Cut at any byte of it or of its reply, by the read that follows: else the stream stays full for ever."""
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')

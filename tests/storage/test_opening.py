@@ -186,7 +186,7 @@ def test_database_that_is_not_there_is_refused(forgetful_server):
         open_store(f'{forgetful_server.url}?db=99')
 
 
-def test_nobody_there():
+def test_no_server_at_the_address_is_refused():
     for url in ('redis://user:secret@127.0.0.1:1/0', 'unix:///nowhere/redis.sock'):
         with pytest.raises(errors.StoreUnavailable, match='Start a redis-server') as caught:
             open_store(url, connect_timeout_s=0)
@@ -336,13 +336,13 @@ def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forge
         assert [number_of(entry) for entry in store.read('s')] == [1, 2, 3]
 
 
-def test_at_maxmemory_who_waits_for_fills_goes_on(forgetful_server):
+def test_wait_for_a_backfill_goes_on_at_maxmemory(forgetful_server):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         place = store.append('s', {}, chunk(0))
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
         client.config_set('maxmemory', 1)
         assert store.fate_of('s', record) == WAITING
-        assert store.wait_for_fill('s', record, 0.01) is None
+        assert store.wait_for_backfill('s', record, 0.01) is None
         client.config_set('maxmemory', 0)
         store.register('s', 'r')
         store.ack('s', 'r', place)
@@ -354,7 +354,7 @@ def test_what_was_filled_and_is_no_place_is_refused_with_its_entry(redis_server)
         store.append('s', {}, chunk(0))
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
         client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
-        for call in (lambda: store.wait_for_fill('s', record, 0.0), lambda: store.fate_of('s', record)):
+        for call in (lambda: store.wait_for_backfill('s', record, 0.0), lambda: store.fate_of('s', record)):
             with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
                 call()
             assert raised.value.entry_id == record.id
@@ -491,7 +491,7 @@ def test_open_store_names_the_url_that_was_meant(url, fix):
         open_store(url)
 
 
-def test_a_faulty_store_fails_when_told():
+def test_faulty_store_fails_at_the_given_call():
     with MemoryStore() as memory:
         lossy = FaultyStore(memory, fail_after=1, after=True)
         lossy.append('s', {}, {})

@@ -325,7 +325,7 @@ def test_a_put_in_vain_leaves_no_parts(store, client):
 def test_a_fill_in_vain_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
-    assert not store.fill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
+    assert not store.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
     assert sorted(client.keys('*:part:*')) == kept
     assert number_of(store.get('weights')) == 1
 
@@ -343,7 +343,7 @@ def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, clie
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
 
-def test_parts_are_nobodys_whose_number_goes_to_another_entry(forgetful_server, store, client, monkeypatch):
+def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, monkeypatch):
     """Somebody else wrote behind the newest entry, so that the log begins anew, and another writer is there first."""
     with RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')

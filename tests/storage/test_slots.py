@@ -315,7 +315,7 @@ def mapped_kb(path):
     return total
 
 
-def test_who_reads_in_place_has_one_version_in_memory(tmp_path):
+def test_reader_in_place_has_one_version_in_memory(tmp_path):
     def work():
         reader, held, puts = SlotReader(path), None, range(1, 7)
         for version in puts:

@@ -106,7 +106,7 @@ def test_a_server_without_tls(redis_server, authority):
             open_store(url(proxy.port, authority), connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
 
-def test_a_server_that_wants_tls(proxy):
+def test_server_that_requires_tls_is_named(proxy):
     with pytest.raises(errors.StoreDenied, match=f'redis://127.0.0.1:{proxy.port} speaks TLS. Use rediss://'):
         open_store(f'redis://127.0.0.1:{proxy.port}', connect_timeout_s=0, socket_timeout_s=0.4, check_every_s=0.2)
 
@@ -121,7 +121,7 @@ def test_files_that_are_not_there(redis_server, name):
         assert proxy.num_connections == 0
 
 
-def test_the_doctor_says_what_tls_wants(proxy, strangers):
+def test_doctor_names_what_tls_requires(proxy, strangers):
     """A server of another authority: a password would change nothing."""
     finding = check_store(url(proxy.port, strangers, strangers), lambda url: open_store(url, connect_timeout_s=0))
     assert 'TLS failed' in finding.found

@@ -75,7 +75,7 @@ def test_fill_that_fails_is_warned_of_once(redis_server, tmp_path, monkeypatch, 
             raise StoreError('the server says no')
 
         refused.count = 0
-        monkeypatch.setattr(store.store, 'fill_version', refused)
+        monkeypatch.setattr(store.store, 'backfill_version', refused)
         with open_store(redis_server.url, run, host_plane='off') as elsewhere:
             elsewhere.request_version(NAME)
             eventually(lambda: refused.count > 1, 'it is tried again')
@@ -528,7 +528,7 @@ class TwoHosts(RuleBasedStateMachine):
 
     def open(self, who):
         store = HostCache(self.memory.another(check_every_s=0.01), os.path.join(self.directory, who[0]), 1 << 20)
-        store._values._start_filler = lambda: None  # What is filled when is up to the machine.
+        store._values._start_backfilling = lambda: None  # What is filled when is up to the machine.
         self.stores[who] = store
 
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']), times=st.integers(1, 4))
@@ -545,7 +545,7 @@ class TwoHosts(RuleBasedStateMachine):
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
     def fill(self, who):
         for slots_ in self.stores[who]._values._own.values():
-            slots_.fill()
+            slots_.backfill()
         self.is_safe |= who == self.author
 
     @rule()
@@ -684,7 +684,7 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
         assert store.store.get_version('w', 0).reference
 
 
-def test_who_is_elsewhere_gets_a_first_version_of_which_its_writer_got_no_reply(opened, monkeypatch):
+def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeypatch):
     writer = opened()
     put = writer.store.put_version
 

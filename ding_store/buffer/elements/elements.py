@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import suppress
 from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -23,7 +22,7 @@ from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Keep, Table, is_run
 from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
-from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.errors import SchemaMismatch
 
 Choose = Callable[[RowIndex], Array]
 
@@ -68,19 +67,6 @@ class Elements(ElementLayout):
             self.table.close()
             raise
         self._outputs = self._new_outputs(self._schema)
-        self._view_names: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-
-    def take_name(self, name: str, sampler: Any) -> None:
-        """
-        Overview:
-            Reserve a name for a view's sampler, as long as the sampler exists.
-        Raises:
-            - ConfigError: Another sampler has the name, or there is no sampler.
-        """
-        if sampler is None:
-            raise ConfigError(f'view(name={name!r}) needs a sampler, whose files get the name. Pass a sampler.')
-        if self._view_names.setdefault(name, sampler) is not sampler:
-            raise ConfigError(f'there is a view of the name {name!r} already. Choose another name.')
 
     def append(
         self,

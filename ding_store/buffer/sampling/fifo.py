@@ -13,7 +13,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import CommitRecord
-from ding_store.buffer.persistence.persisted import PersistedState
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sampling.samplers import not_enough
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
@@ -63,9 +63,9 @@ class Fifo(RowListener):
         index.listen(self)
         self._index = index
 
-    def keep(self, kept: PersistedState) -> None:
+    def keep(self, table_dir: TableDirectory) -> None:
         """Restore the recorded place, and record the place from now on."""
-        self._record = kept.record('queue')
+        self._record = table_dir.record('queue')
         found = self._record.value
         if found is not None:
             try:

@@ -13,7 +13,7 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.forks import hold_over_forks
-from ding_store.buffer.persistence.persisted import PersistedState
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
 from ding_store.buffer.sampling.use_counts import UseCounts
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
@@ -74,7 +74,7 @@ class Limited(RowListener):
         #: None without a limit of uses, or before ``attach``.
         self._uses: Optional[UseCounts] = None
         self._start_uses: Optional[UseCounts] = None
-        self._kept: Optional[PersistedState] = None
+        self._table_dir: Optional[TableDirectory] = None
         self._newest: Optional[int] = None
         self._loaded_end = 0  # Rows below it were loaded. 0 once a version that follows the loaded ones is known.
         self._rows_of: Dict[int, List[Array]] = {}
@@ -98,18 +98,18 @@ class Limited(RowListener):
         """Set the elements, which hold the rows' versions and delete rows."""
         self._elements = elements
 
-    def keep(self, kept: PersistedState) -> None:
+    def keep(self, table_dir: TableDirectory) -> None:
         """Restore the recorded uses, and record them from now on. Rows at the limit leave."""
         assert self._index is not None
         assert self._elements is not None
         keep_inner = getattr(self.sampler, 'keep', None)
         if keep_inner is not None:
-            keep_inner(kept)
+            keep_inner(table_dir)
         if self._uses is None:
             return
-        self._kept = kept
+        self._table_dir = table_dir
         with self._index.lock:
-            used_up = self._uses.keep(kept.values('uses'))
+            used_up = self._uses.keep(table_dir.values('uses'))
         self._elements.delete(used_up)
 
     def start_uses(self) -> Optional[UseCounts]:
@@ -121,8 +121,8 @@ class Limited(RowListener):
             assert self._index is not None
             with self.lock, self._index.lock:
                 uses = self._start_uses or UseCounts(self._index, self.max_times_sampled)
-                if self._kept is not None and self._start_uses is None:
-                    uses.keep(self._kept.values('start_uses'))
+                if self._table_dir is not None and self._start_uses is None:
+                    uses.keep(self._table_dir.values('start_uses'))
                 self._start_uses = uses
         return self._start_uses
 

@@ -16,7 +16,7 @@ import importlib.util
 import struct
 import threading
 from abc import ABC, abstractmethod
-from typing import Collection, Dict, Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.storage.base import Buffer
@@ -66,7 +66,7 @@ class Codec(ABC):
         if not self.is_installed:
             raise ConfigError(
                 f'compression {self.name!r} needs the package {self.package!r} in each process that writes or reads '
-                f'entries. Run pip install {self.package}.'
+                f'entries. Run pip install {self.package}, or set compression=None where entries are written.'
             )
 
 
@@ -156,15 +156,15 @@ def _works(codec: Codec) -> bool:
 class Choice:
     """
     Overview:
-        Chooses the codec for 'auto' in one stream: the fast one, while all readers have it and it saves bytes.
+        Chooses the codec for 'auto' in one stream: the fast one, if this process has it and while it saves bytes.
     """
 
     def __init__(self) -> None:
         self._num_untried = 0
 
-    def codec(self, num_bytes: int, everywhere: Collection[str]) -> Optional[str]:
-        """Return the codec for a payload of ``num_bytes``, if all readers have the codecs in ``everywhere``."""
-        if num_bytes < _AUTO_BYTES or _AUTO_CODEC not in everywhere or _AUTO_CODEC not in installed():
+    def codec(self, num_bytes: int) -> Optional[str]:
+        """Return the codec for a payload of ``num_bytes``. None: send it as it is."""
+        if num_bytes < _AUTO_BYTES or _AUTO_CODEC not in installed():
             return None
         if self._num_untried > 0:
             self._num_untried -= 1
@@ -228,7 +228,9 @@ def decompressed(payload: memoryview) -> bytes:
     try:
         data = codec.decompress(payload[_PREFIX.size :], num_bytes)
     except ImportError as e:
-        raise ConfigError(f'{codec.package}, which entries are compressed with, does not load: {e}') from e
+        raise ConfigError(
+            f'{codec.package}, which entries are compressed with, does not load: {e}. Run pip install {codec.package}.'
+        ) from e
     except Exception as e:  # Each package has its own errors.
         raise CorruptPayload(f'{codec.name} cannot decompress a payload: {type(e).__name__}') from e
     if len(data) != num_bytes:

@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Callable, Deque, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Callable, Deque, NamedTuple, Optional, Tuple, Union
 
 from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
 
@@ -23,7 +23,6 @@ STALE = 'STALE'  # the stream has another epoch: send again with the state of th
 GAP = 'GAP'  # entries before this one are missing: send again from ``last + 1``
 FULL = 'FULL'  # no room: wait until the stream's counter of freed entries passes ``freed``
 PLANE = 'PLANE'  # the reference is for a past transport: send again for the one in this reply
-CODEC = 'CODEC'  # a reader, or one that may come, cannot decompress it: send the payload uncompressed
 FORGOTTEN = 'FORGOTTEN'  # the server dropped this writer, which was silent while many others came and went
 
 #: The server keeps a writer while it holds an entry of it. A writer that left is dropped with its last entry. Among
@@ -54,7 +53,6 @@ class AppendRequest(NamedTuple):
     size: int = 0  # bytes of the payload, also if only a reference to it is sent
     transport: int = WIRE  # number of the transport that this reference is for
     readers: str = ''  # durable readers that the server may have lost, from an earlier reply
-    codec: str = ''  # compression of the payload, if all readers must have it
     told: str = ''  # "<last>:<number>" of the last reply of this epoch: a server that has less lost entries
     admission: int = 0  # number that the server gave this writer; 0: none
     listed: int = 0  # ``listed`` of the last reply with readers
@@ -112,7 +110,6 @@ class Payload:
     """
 
     is_kept = False  # an outbox holds it, and calls ``release``
-    codec = ''  # compression that all readers must have
 
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
@@ -124,9 +121,6 @@ class Payload:
     def reference(self, host: str) -> Optional[bytes]:
         """Return the bytes by which processes of ``host`` find the payload, or None if they cannot."""
         return None
-
-    def expand(self) -> None:
-        """Decompress the payload, so that it needs no ``codec``."""
 
     def release(self) -> None:
         """Release the bytes, which are not needed again."""
@@ -185,7 +179,7 @@ class Outbox:
         self.freed = 0  # the stream's counter of freed entries, by the last reply
         self.admission = 0  # number of this writer's admission to the stream; 0: none
         self._announce = announce
-        self._fill = backfill
+        self._backfill = backfill
         self._ends: Ends = (0, 0)  # when the current epoch began
         #: The epoch that this writer appends to, and the counts when it began.
         self._written: Tuple[str, Ends] = ('', (0, 0))
@@ -199,11 +193,6 @@ class Outbox:
 
     def __len__(self) -> int:
         return len(self._sent) + len(self._queue)
-
-    @property
-    def codecs(self) -> Sequence[str]:
-        """The codecs that all readers have, by the server's last reply. Empty before the first reader registers."""
-        return self._readers.partition('\n')[0].split()
 
     @property
     def queued_bytes(self) -> int:
@@ -284,8 +273,6 @@ class Outbox:
                 return
             item = self._queue[0]
             reply = self._send(item)
-            if reply.status == CODEC:
-                item.payload.expand()
             num_refused = 0 if reply.status == OK else num_refused + 1
             if num_refused > MAX_REFUSED:
                 raise StoreError(f'the server contradicts itself about {self.stream!r}: {reply}')
@@ -324,8 +311,8 @@ class Outbox:
         for item in self._sent:
             if upto is not None and item.number > upto:
                 break
-            if item.is_referenced and item.filled_epoch != self.epoch and self._fill is not None:
-                self._fill(Backfill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
+            if item.is_referenced and item.filled_epoch != self.epoch and self._backfill is not None:
+                self._backfill(Backfill(self.stream, self.epoch, item.sequence, item.number, item.payload.on_wire()))
                 item.filled_epoch = self.epoch
 
     def _send(self, item: Item) -> AppendReply:
@@ -367,7 +354,7 @@ class Outbox:
         reference = item.payload.reference(self.host) if self.host else None
         data, transport = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.transport)
         payload = (data, limit, self._drop_oldest, item.payload.size, transport)
-        known = (self._forgotten, item.payload.codec, self._told, self.admission, self._listed)
+        known = (self._forgotten, self._told, self.admission, self._listed)
         return AppendRequest(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
     def _learn(self, reply: AppendReply) -> None:

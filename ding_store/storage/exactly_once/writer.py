@@ -22,8 +22,8 @@ from ding_store.errors import (
     StreamFull,
 )
 from ding_store.storage.base import Arrays, EntryId, Header
-from ding_store.storage.encoding.compression import AUTO, Choice, decompressed, is_compressed
-from ding_store.storage.encoding.framing import encode, encode_pieces, seal
+from ding_store.storage.encoding.compression import AUTO, Choice
+from ding_store.storage.encoding.framing import encode, encode_pieces
 from ding_store.storage.exactly_once.outbox import (
     AppendReply,
     AppendRequest,
@@ -53,18 +53,6 @@ WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
 def writer_id() -> str:
     """Return an id that is unique per open store and process: a forked child must not reuse its parent's numbers."""
     return f'{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}'
-
-
-class CompressedPayload(Payload):
-    """A payload that is sent compressed as long as all readers have the codec."""
-
-    def __init__(self, data: bytes, codec: str) -> None:
-        super().__init__(data)
-        self.codec = codec
-
-    def expand(self) -> None:
-        self._data = seal(decompressed(memoryview(self._data)))
-        self.size, self.codec = len(self._data), ''
 
 
 class _Lock:
@@ -165,16 +153,13 @@ class StreamWriter:
             return Payload(encode(header, arrays, self.options.compression))
         # ``encode`` refuses values that are no arrays.
         num_bytes = sum(getattr(array, 'nbytes', 0) for array in arrays.values())
-        codec = self._compression.codec(num_bytes, self.outbox.codecs)
-        return Payload(encode(header, arrays)) if codec is None else self._compressed(header, arrays, codec)
-
-    def _compressed(self, header: Header, arrays: Arrays, codec: str) -> Payload:
+        codec = self._compression.codec(num_bytes)
+        if codec is None:
+            return Payload(encode(header, arrays))
         pieces = encode_pieces(header, arrays)
-        if pieces.num_bytes > self.options.max_pending_bytes:
-            return Payload(pieces.sealed())  # The server may ask for it uncompressed, and then it must fit.
         data = pieces.sealed(codec)
         self._compression.note(pieces.num_bytes, len(data))
-        return CompressedPayload(data, codec) if is_compressed(data) else Payload(data)
+        return Payload(data)
 
     def warn_of_drops(self) -> None:
         """Log a warning when the stream begins to drop entries."""
@@ -214,7 +199,7 @@ class Writer:
         self._options = options
         self._announce = announce
         self._wait_for_capacity = wait_for_capacity
-        self._fill = backfill
+        self._backfill = backfill
         self._leave = leave
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
@@ -400,7 +385,7 @@ class Writer:
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
                 start = self._ended.get(stream, self._ended_before)
-                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._fill, start)
+                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._backfill, start)
                 stream_writer.is_continued = stream in self._ended
                 self._stream_writers[stream] = stream_writer
             return self._stream_writers[stream]

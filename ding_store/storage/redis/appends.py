@@ -7,7 +7,6 @@ from typing import Any, Callable, Optional
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
 from ding_store.storage.exactly_once.outbox import (
-    CODEC,
     FULL,
     MAX_SILENT_WRITERS,
     STALE,
@@ -74,7 +73,7 @@ class RedisAppends:
             if key and self._append(said._replace(sequence=0, transport=WIRE), b'', 0, '', None).last < said.sequence:
                 self._drop_parts(what, key, said.payload)
             raise
-        if reply.status in (FULL, CODEC) and key:
+        if reply.status == FULL and key:
             self._drop_parts(what, key, said.payload)
         return reply
 
@@ -119,7 +118,7 @@ class RedisAppends:
             num_parts,
             key,
             said.readers,
-            said.codec,
+            '',  # compression that all readers must have: a reader without the codec raises an error instead
             said.told,
             said.admission,
             said.listed,

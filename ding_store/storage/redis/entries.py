@@ -56,7 +56,7 @@ class RedisEntries:
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
-    def state_of_fill(
+    def state_of_backfill(
         self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None
     ) -> Tuple[Optional[Buffer], str, int]:
         """
@@ -172,7 +172,7 @@ class RedisEntries:
             if payload is not None:
                 yield record._replace(payload=payload)
                 continue
-            how = self.state_of_fill(stream, record)[1]
+            how = self.state_of_backfill(stream, record)[1]
             if how == OVER:
                 return
             if how != GONE:

@@ -14,7 +14,6 @@ import redis
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
-from ding_store.storage.encoding.compression import installed
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import FreedCapacity, Payload
@@ -153,9 +152,7 @@ class RedisStore(TransportStore):
         check_name('stream', stream)
         self._enter()
         self._keys.list_name('stream', stream, again=True)
-        epoch, number, chain = self._run(
-            'register', stream, reader, 'd' if durable else 'e', start, host, ' '.join(installed())
-        )
+        epoch, number, chain = self._run('register', stream, reader, 'd' if durable else 'e', start, host, '')
         return EntryId(epoch.decode(), number).chained(chain.decode())
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
@@ -269,7 +266,7 @@ class RedisStore(TransportStore):
         self._enter()
         return self._values.fetch(name, wanted, moved)
 
-    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
         self.check_size(f'value {name!r}', payload.num_bytes)
         self._enter()
         return self._values.backfill(name, version, payload)
@@ -330,20 +327,20 @@ class RedisStore(TransportStore):
     def want(self, stream: str) -> None:
         self._run('want', stream)
 
-    def wait_for_fill(
+    def wait_for_backfill(
         self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
         deadline = time.monotonic() + timeout_s
         while True:
             self._enter()
-            payload, how, freed = self._entries.state_of_fill(stream, record, fetch)
+            payload, how, freed = self._entries.state_of_backfill(stream, record, fetch)
             if how != WAITING or time.monotonic() >= deadline:
                 return payload
             self._wait_for_capacity(stream, freed, deadline - time.monotonic())
 
     def fate_of(self, stream: str, record: StoredEntry) -> str:
         self._enter()
-        return self._entries.state_of_fill(stream, record)[1]
+        return self._entries.state_of_backfill(stream, record)[1]
 
     def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
         self._enter()

@@ -63,7 +63,7 @@ class HostValues:
         payload = encode_pieces(header, arrays)
         self._store.check_size(f'value {name!r}', payload.num_bytes)  # It may have to go through Redis later.
         slots = self._slots(name, self._cache)
-        self._start_filler()  # Started first: a put without a reply may be announced all the same.
+        self._start_backfilling()  # Started first: a put without a reply may be announced all the same.
         version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
         if version is None:
             return self._store.put_version(name, payload, b'', expected_version)
@@ -103,7 +103,7 @@ class HostValues:
         """Backfill everything that only this host can read. Return whether that succeeded."""
         try:
             for slots in list(self._own.values()):
-                slots.fill()
+                slots.backfill()
         except StoreError as e:
             logger.warning('closed with values that only this host can read, so their files stay: %s', e)
             return False
@@ -126,15 +126,15 @@ class HostValues:
                 self._own[name] = ValueSlots(self._store, cache, name)
             return self._own[name]
 
-    def _start_filler(self) -> None:
+    def _start_backfilling(self) -> None:
         if self._filler is None:
             with self._lock:
                 if self._filler is None and not self._closed.is_set():
-                    filler = threading.Thread(target=self._fill, name='ding-store-values', daemon=True)
-                    filler.start()
-                    self._filler = filler  # Set after the start: close() may join it at any moment.
+                    thread = threading.Thread(target=self._backfill, name='ding-store-values', daemon=True)
+                    thread.start()
+                    self._filler = thread  # Set after the start: close() may join it at any moment.
 
-    def _fill(self) -> None:
+    def _backfill(self) -> None:
         """Backfill what readers on other hosts request, even while no thread of this process calls the store."""
         pid = os.getpid()
         known: Dict[str, str] = {}
@@ -149,7 +149,7 @@ class HostValues:
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
                     if slots is not None:  # not deleted meanwhile
-                        slots.fill()
+                        slots.backfill()
                 known, has_warned = wanted, False
             except StoreClosed:
                 return

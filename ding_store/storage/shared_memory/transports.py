@@ -183,7 +183,7 @@ class TransportStore(Store):
         """Request a backfill of all references that the stream's writers have appended until now."""
 
     @abstractmethod
-    def wait_for_fill(
+    def wait_for_backfill(
         self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
     ) -> Optional[Buffer]:
         """Return the backfilled payload of an entry. Wait up to ``timeout_s`` while it may still come."""
@@ -213,7 +213,7 @@ class TransportStore(Store):
         """Download parts of a version into their buffers and verify their checksums. Return False if one is missing."""
 
     @abstractmethod
-    def fill_version(self, name: str, version: int, payload: Pieces) -> bool:
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
         """Add the payload to a version that is only a reference. Return False if it is no longer the newest version."""
 
     @abstractmethod
@@ -328,9 +328,9 @@ class Resolver:
     def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
         since = self._asked_since(stream, record)
         until = min(deadline, since + self._patience_s)
-        payload = self._store.wait_for_fill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
+        payload = self._store.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
-            self._note_fill(stream, record)
+            self._note_backfill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
@@ -368,7 +368,7 @@ class Resolver:
             return record.id.number
         return max(record.id.number, info.numbers.get(record.writer, 0))
 
-    def _note_fill(self, stream: str, record: StoredEntry) -> None:
+    def _note_backfill(self, stream: str, record: StoredEntry) -> None:
         asked = self._asked.get((stream, record.writer))
         if asked is not None and asked.is_of(record.id):
             now = time.monotonic()

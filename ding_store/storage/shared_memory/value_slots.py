@@ -94,7 +94,7 @@ class ValueSlots:
                 self._old.pop().close()
             return version
 
-    def fill(self) -> None:
+    def backfill(self) -> None:
         """Put the newest version's payload into the store, if the version is ours and the payload is missing there."""
         with self._in_turn():
             self._look()
@@ -102,7 +102,7 @@ class ValueSlots:
             if found is not None and self._newest is not None and not found.payload:
                 version, slot, lengths = self._newest
                 if not found.version.is_of_another_put(version):
-                    self._store.fill_version(self._name, version, Pieces([slot.payload], lengths))
+                    self._store.backfill_version(self._name, version, Pieces([slot.payload], lengths))
 
     def close(self, unlink: bool) -> None:
         with self._in_turn():

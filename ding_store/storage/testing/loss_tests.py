@@ -74,7 +74,7 @@ class LossTests(StoreCase):
             other.append('s', {}, chunk(4))
             assert self.readers_of(store) == {'dead', 'r'}
 
-    def test_nor_by_one_that_was_refused_for_want_of_the_room_that_this_made(self) -> None:
+    def test_refused_append_does_not_trim_for_lost_readers(self) -> None:
         with self.open(max_pending_bytes=1000, check_every_s=0.02) as store, self.another(store) as other:
             store.register('s', 'dead')
             store.register('s', 'r')
@@ -129,7 +129,7 @@ class LossTests(StoreCase):
         assert {number_of(entry): entry.id for entry in entries} == dict(enumerate(places))
 
     @pytest.mark.parametrize('wait', ['read', 'get', 'append'])
-    def test_close_wakes_who_waits(self, wait: str) -> None:
+    def test_close_wakes_waiting_calls(self, wait: str) -> None:
         store = self.open(max_pending_bytes=1000)
         store.append('full', {}, chunk(1, 80))
         calls = {

@@ -88,7 +88,7 @@ class ReaderTests(StoreCase):
         assert store.put('news', {}, {}) == 4
         assert set(store.info().values) == {'news'}
 
-    def test_who_waits_hears_of_an_advance_that_nobody_settles(self, store: Store) -> None:
+    def test_waiting_get_sees_an_advance_without_a_flush(self, store: Store) -> None:
         with self.another(store) as other, ThreadPoolExecutor() as pool:
             waiting = pool.submit(other.get, 'news', 0, WAIT_S)
             store.advance('s', 'r', OLDEST, 'news', {'at': 1})
@@ -111,7 +111,7 @@ class ReaderTests(StoreCase):
         assert found_in(store) == ({'long': 'x' * 100_000}, 1)
 
     @pytest.mark.parametrize('is_told_by_another', [False, True])
-    def test_who_closes_has_advanced(self, store: Store, is_told_by_another: bool) -> None:
+    def test_close_sends_the_advance(self, store: Store, is_told_by_another: bool) -> None:
         store.register('s', 'r')
         for i in range(2):
             place = store.append('s', {}, chunk(i))

@@ -87,7 +87,7 @@ class ValueTests(StoreCase):
             assert store.put('v', {}, {}, expected_version=value.version) == 2
 
     @pytest.mark.parametrize('size', [1, 50_000])
-    def test_versions_go_on_behind_one_that_the_writer_was_told_of(self, store: Store, size: int) -> None:
+    def test_versions_continue_after_the_start_version(self, store: Store, size: int) -> None:
         store.set_start_version('v', 7)
         store.set_start_version('v', 5)
         store.set_start_version('w', 3)

@@ -12,7 +12,7 @@
 -- ARGV[10] number of parts of the payload; 0: none; -1: only check whether there is room
 -- ARGV[11] key of the parts
 -- ARGV[12] durable readers before the server lost its memory, in the format of "readers" in stream.lua
--- ARGV[13] compression of the payload, if all readers must have it; ''
+-- ARGV[13] compression of the payload, if all readers must have it; the present version always sends ''
 -- ARGV[14] "<sequence>:<number>" of this writer's last entry, by its last reply in this epoch; '': none
 -- ARGV[15] admission of the writer to this stream; 0: none
 -- ARGV[16] "listed" of the last reply with readers

@@ -5,7 +5,7 @@
 -- ARGV[3] 'd' for a durable reader, 'e' for an ephemeral one
 -- ARGV[4] start of a new reader: 'oldest' or 'now'
 -- ARGV[5] host whose files it can map; '': none
--- ARGV[6] codecs that it can decompress, separated by spaces
+-- ARGV[6] codecs that it can decompress, separated by spaces; the present version always sends ''
 -- Returns {epoch, number up to which it has acked, chain up to there}
 local durable, ephemeral = 'd:' .. ARGV[2], 'e:' .. ARGV[2]
 local cursor = redis.call('HGET', READERS, durable) or redis.call('HGET', READERS, ephemeral)

@@ -35,7 +35,7 @@
 --                         it; fields e (epoch), f (floor), c (floor_chain)
 -- KEYS[5] readers hash    d:<name> (durable) or e:<name> (ephemeral) -> number up to which it has acked
 --                         h:<name> -> its host, '' if it reads through Redis only
---                         c:<name> -> codecs that it can decompress, separated by spaces
+--                         c:<name> -> codecs that it can decompress, separated by spaces; '' in the present version
 -- KEYS[6] filled  hash    number -> payload, of backfilled entries
 -- KEYS[7] planes  stream  one entry, replaced by every change of transport: id "<plane>-0"
 -- KEYS[8] ends    string  how often the stream was deleted: it outlives the stream and its meta for ENDS_S

@@ -1,11 +1,11 @@
 """Redis, learner and collectors on hosts of their own, and their cables pulled out: real partitions, real processes."""
 
-import os
 import subprocess
 import time
 
 import pytest
 import redis
+from needs import IS_LONG
 from netns import Network, why_not
 from processes import child
 
@@ -116,10 +116,7 @@ def test_a_learner_that_comes_late_from_another_host_gets_all(network, url):
                 assert list(learned)[-1].split() == ['lost', '0']
 
 
-@pytest.mark.skipif(
-    os.environ.get('CI') != 'true' and 'DING_STORE_SLOW_TESTS' not in os.environ,
-    reason='takes 25 s: set DING_STORE_SLOW_TESTS=1',
-)
+@pytest.mark.skipif(not IS_LONG, reason='takes 25 s: set DING_STORE_SLOW_TESTS=1')
 def test_a_partition_of_20_s_with_default_timeouts(network, url):
     total = 60
 

@@ -80,7 +80,7 @@ def test_four_processes_of_a_host_cause_one_download_per_version(hosts):
     assert expected <= received[0] < expected + TALK_BYTES
 
 
-def test_what_did_not_change_is_not_sent_and_who_comes_late_gets_all(hosts):
+def test_unchanged_parts_are_not_sent_and_late_readers_get_all(hosts):
     here, there = hosts
     with here.open() as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
@@ -186,7 +186,7 @@ def test_a_lock_is_waited_for_and_no_longer(tmp_path):
     eventually(lambda: claim(path) is not None, 'it is free')
 
 
-def test_who_waited_for_one_that_hangs_waits_again_for_those_that_do_not(tmp_path, monkeypatch):
+def test_wait_for_a_hung_download_ends_and_later_ones_go_on(tmp_path, monkeypatch):
     patience = []
 
     def claim_patiently(path, patience_s):
@@ -218,7 +218,7 @@ def test_who_waited_for_one_that_hangs_waits_again_for_those_that_do_not(tmp_pat
             assert waiting.result(WAIT_S)
 
 
-def test_who_was_given_up_early_is_waited_for_by_who_has_more_patience(tmp_path):
+def test_writer_given_up_early_is_awaited_by_patient_readers(tmp_path):
     path = tmp_path / 'lock'
     path.touch()
     ours = FetchLock(lambda: str(path), patience_s=WAIT_S)

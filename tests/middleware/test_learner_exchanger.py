@@ -242,7 +242,7 @@ def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
         ('tcp://host', False),
     ],
 )
-def test_servers_that_know_nobody_get_no_pickles(monkeypatch, url, is_good):
+def test_servers_without_authentication_get_no_pickles(monkeypatch, url, is_good):
     from ding_store.config import StoreConfig
     from ding_store.environment import ENV_URL
 
@@ -478,7 +478,7 @@ def test_a_resumed_learner_counts_what_was_lost_meanwhile(store, tmp_path):
     buffer_.close()
 
 
-def test_who_appended_what_is_skipped_hears_of_it(redis_server):
+def test_skipped_entry_is_reported_to_its_collector(redis_server):
     """Else, with nothing but corrupt entries behind the last good one, learner and collectors wait for each other."""
     log = f'ding:{{skips/{STREAM}/0}}:log'
     with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
@@ -522,7 +522,7 @@ def test_word_goes_out_of_what_was_lost_too():
 
 
 @pytest.mark.parametrize('lost', ['all', 'the newest'])
-def test_lost_progress_is_told_again_by_an_idle_learner(store, lost, monkeypatch):
+def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
     """Else learner and collectors wait for each other: nothing that the learner has not seen comes to it."""
     monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
     learner = LearnerExchanger.__new__(LearnerExchanger)

@@ -66,7 +66,7 @@ def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_
         assert len(learner.read()) == 1
 
 
-def test_a_server_that_forgot_its_collectors_gives_nobody_the_number_of_one_that_lives():
+def test_forgetful_server_reuses_no_number_of_a_live_collector():
     with open_store('memory://') as store:
         members = [Member(f'c{number}', 'collector', number) for number in range(3)]
         for number, member in enumerate(members):

@@ -69,7 +69,7 @@ def member(store):
         session.close()
 
 
-def test_who_joins_a_run_that_ends_meanwhile_does_not_begin_it_anew(store, member):
+def test_join_of_a_run_that_ends_does_not_begin_it_anew(store, member):
     learner = member('learner')
     joined = store.stream_info(STREAM).epoch
     member('collector', 100, joined=joined)
@@ -81,7 +81,7 @@ def test_who_joins_a_run_that_ends_meanwhile_does_not_begin_it_anew(store, membe
     assert store.info().streams == {}
 
 
-def test_who_joins_a_run_whose_server_loses_its_memory_meanwhile_takes_part(member):
+def test_join_while_the_server_loses_its_memory_takes_part(member):
     joined = 'of a former life'
     with pytest.raises(ConfigError, match='ended while'):
         member('collector', 100, joined=joined)
@@ -123,7 +123,7 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     assert (reported, collector.member.figures) == ({}, {'rows': 8})
 
 
-def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(forgetful_server):
+def test_member_that_left_brings_only_forgotten_data_later(forgetful_server):
     with open_store(forgetful_server.url) as store:
         collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
@@ -138,7 +138,7 @@ def test_who_has_left_brings_nothing_into_the_next_run_but_what_a_server_forgot(
             assert store.info().streams == {}
 
 
-def test_who_is_late_and_hears_that_his_run_is_retired_brings_nothing_into_the_next(forgetful_server):
+def test_late_member_of_a_retired_run_brings_nothing_into_next(forgetful_server):
     with RedisStore(forgetful_server.url) as store:
         collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
@@ -263,7 +263,7 @@ def test_at_maxmemory_members_come_and_go(forgetful_server, when, caplog):
         assert 'could not leave' not in caplog.text
 
 
-def test_who_was_killed_is_not_reporting(store, member):
+def test_killed_member_is_not_reporting(store, member):
     learner = member('learner')
     members = Members(store)
     assert members.reporting('learner', 5.0).role == 'learner'
@@ -273,7 +273,7 @@ def test_who_was_killed_is_not_reporting(store, member):
     assert members.reporting('evaluator', 5.0) is None  # at once: there never was one
 
 
-def test_status_says_who_was_killed(store):
+def test_status_names_killed_members(store):
     with subprocess.Popen(['sleep', '60']) as process:
         collector = Member('c', 'collector', 2, pid=process.pid)
         elsewhere = Member('e', 'collector', 3, pid=process.pid, pid_space='another host')
@@ -321,7 +321,7 @@ def test_finish_reaches_every_member_and_the_first_reason_stays(member):
     assert collector.finished
 
 
-def test_who_says_it_late_knows_that_the_run_had_failed(member):
+def test_late_finish_learns_that_the_run_had_failed(member):
     first, late = member('learner'), member('evaluator', 1)
     first.finish('interrupted', failed=True)
     late.finish('good enough')
@@ -361,7 +361,7 @@ def test_a_dead_learner_is_waited_for_and_then_named(member):
     assert time.monotonic() - begin >= collector.waited_s >= CONFIG.peer_timeout_s
 
 
-def test_nobody_counts_as_silent_while_own_reports_do_not_come_through_either(member, monkeypatch):
+def test_no_member_is_silent_while_own_reports_fail_too(member, monkeypatch):
     """As where the server's disk is full: it can be read, and refuses all reports."""
     learner, collector = member('learner'), member('collector', 2)
     timeout_s, is_full = collector.config.peer_timeout_s, lambda: collector.is_server_full

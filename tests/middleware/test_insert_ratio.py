@@ -52,7 +52,7 @@ def test_settings_are_checked(store, named):
         pace(**store)
 
 
-def test_nothing_said_is_no_limit():
+def test_no_setting_means_no_limit():
     assert pace() is None
 
 
@@ -99,7 +99,7 @@ def test_the_rest_of_a_run_is_inserted_whatever_the_ratio():
     limiter.await_can_insert(80)
 
 
-def test_what_has_no_effect_is_said(caplog):
+def test_setting_without_effect_is_logged(caplog):
     """Outside of runs with roles, of other buffers, of two ratios, and where nothing of ours pushes."""
     config = StoreConfig.from_block(dict(samples_per_insert=4.0, error_buffer=64.0))
     own = StoreBuffer(100, limiter=RateLimiter(1))

@@ -82,7 +82,7 @@ def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, t
         assert files(there) == []
 
 
-def test_who_is_alone_on_its_host_makes_no_files(hosts):
+def test_reader_alone_on_its_host_makes_no_files(hosts):
     here, there = hosts
     with here.open() as writer, here.open() as near, there.open() as far:
         readers = [Reader(near, STREAM, 'near'), Reader(far, STREAM, 'far')]
@@ -137,7 +137,7 @@ def test_readers_in_one_process_share(hosts):
             assert len(files(there)) == left
 
 
-def test_bytes_stay_for_who_has_them(hosts):
+def test_bytes_stay_while_a_process_maps_them(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         readers = [Reader(first, STREAM, 'first'), Reader(second, STREAM, 'second')]
@@ -355,7 +355,7 @@ def test_where_nothing_can_be_shared_each_fetches_for_itself(hosts, trouble):
             assert all(is_mapped(reader.read()[0].arrays['x'], '.payload') for reader in readers)
 
 
-def test_who_does_not_keep_up_costs_no_more_room_than_the_stream_may_have(hosts):
+def test_slow_reader_takes_no_more_room_than_the_stream(hosts):
     here, there = hosts
     limit = int(3.5 * LARGE_BYTES)
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack:
@@ -434,7 +434,7 @@ def test_rings_and_values_come_before_what_can_be_fetched_again(hosts):
         assert len(files(there)) == 2
 
 
-def test_the_dead_are_waited_for_by_nobody(hosts):
+def test_no_process_waits_for_dead_ones(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store:
         reader = Reader(store, STREAM, 'living')
@@ -518,7 +518,7 @@ def test_marks():
     assert mark_of(EntryId('', 0)) == 0
 
 
-def test_who_reads_here(tmp_path):
+def test_reader_page_lists_readers_of_this_host(tmp_path):
     path = str(tmp_path / 'x.readers')
     assert not host_readers.are_there(path)
     host_readers.create(path)
