@@ -276,7 +276,7 @@ class TestDefinite:
                     store,
                     other,
                     StoreUnavailable,
-                    'denies access.*rights in docs/deploy.md',
+                    'denies access.*rights in docs/howto/security.md',
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', f'-{right}'),
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', '+@all'),
                 )
