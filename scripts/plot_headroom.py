@@ -21,7 +21,7 @@ def main() -> None:
 
 
 def headroom(text: str, title: str) -> Bars:
-    """Read a table's headroom. A job that was measured twice, with real sizes and with all its elements, gets the least."""
+    """Read a table's headroom. A job that was measured twice gets the lower figures."""
     (table,) = re.findall(rf'^{title}.*?(?=^$|^```)', text, re.M | re.S)
     titles, _, *lines = table.splitlines()
     begin, end = titles.index('headroom'), titles.find('memory per element')
