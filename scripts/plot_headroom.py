@@ -35,13 +35,17 @@ def headroom(text: str, title: str) -> Bars:
     return found
 
 
+def label(value: float) -> str:
+    return f'{value:,g}x'
+
+
 def draw(tables: Dict[str, Bars], picture: Path) -> None:
     import matplotlib
 
     matplotlib.use('Agg')
     from matplotlib import pyplot
 
-    pyplot.rcParams['svg.hashsalt'] = 'ding_store'
+    pyplot.rcParams.update({'svg.hashsalt': 'ding_store', 'svg.fonttype': 'none', 'font.family': 'sans-serif'})
     figure, axes = pyplot.subplots(1, len(tables), figsize=(10, 3.6), sharey=True)
     for one, (title, bars) in zip(axes, tables.items()):
         places: List[int] = list(range(len(bars), 0, -1))
@@ -49,7 +53,7 @@ def draw(tables: Dict[str, Bars], picture: Path) -> None:
             values = [pair[side] for pair in bars.values()]
             one.barh([place + shift for place in places], values, 0.38, left=0, label=name, color=colour)
             for place, value in zip(places, values):
-                one.text(value * 1.1, place + shift, f'{value:,g}x', va='center', fontsize=7)
+                one.text(value * 1.1, place + shift, label(value), va='center', fontsize=7)
         one.axvline(1, color='black', linewidth=1, linestyle='--')
         one.set(xscale='log', xlim=(0.3, 2e4), title=title, yticks=places, yticklabels=list(bars))
         one.set_xticks([1, 10, 100, 1000], ['1x', '10x', '100x', '1,000x'])

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import os
 import re
 import shlex
@@ -163,7 +164,7 @@ def check_ditask(words: List[str]) -> None:
 
 
 #: What a reader has, or gets from the system: not ours to check.
-SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server')
+SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server', 'source')
 
 
 def check_command(words: List[str]) -> None:
@@ -296,7 +297,8 @@ def test_every_setting_is_documented_with_its_default():
     assert rows(SETTINGS, *(title for title in titles if title not in others)) == defaults(StoreConfig)
     checkpoint = rows(SETTINGS, others[0])
     assert checkpoint.pop('path') == 'checkpoints/<run>'  # The code has no constant for it.
-    assert {'path': repr(''), **checkpoint} == defaults(CheckpointConfig)
+    checkpoint['path'] = repr('')
+    assert checkpoint == defaults(CheckpointConfig)
 
 
 def test_every_option_of_a_store_is_documented_with_its_default():
@@ -312,6 +314,19 @@ def test_every_key_of_the_replay_is_documented_with_its_default():
     from ding_store.replay_config import WrapperSettings
 
     assert rows('docs/reference/replay-keys.md', 'Keys') == defaults(WrapperSettings)
+
+
+def test_headroom_chart_shows_the_figures_of_the_results_page():
+    spec = importlib.util.spec_from_file_location('plot_headroom', ROOT / 'scripts' / 'plot_headroom.py')
+    plot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plot)
+    page = (ROOT / 'docs/results/compare.md').read_text(encoding='utf-8')
+    tables = [plot.headroom(page, 'one process  '), plot.headroom(page, 'across processes  ')]
+    assert all(len(bars) == 8 for bars in tables)
+    expected = sorted(plot.label(value) for bars in tables for pair in bars.values() for value in pair)
+    shown = re.findall(r'<text[^>]*>([\d.,]+x)</text>', (ROOT / 'docs/headroom.svg').read_text(encoding='utf-8'))
+    ticks = ['1x', '10x', '100x', '1,000x']
+    assert sorted(shown) == sorted(expected + 2 * ticks)
 
 
 def translated(name: str) -> List[str]:
