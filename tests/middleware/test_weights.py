@@ -591,7 +591,7 @@ def test_delay_counts_from_when_weights_were_sent(exchanger, clock, monkeypatch,
     clock.now += 6
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
     receiver(context())
-    assert 'no weights that are new enough' in caplog.text
+    assert 'waited 0 s for newer weights' in caplog.text
 
 
 def test_a_receiver_has_a_period_of_its_own(exchanger):
