@@ -5,7 +5,7 @@ DI-engine's examples, dizoo's mains, some of its configs and the serial entries,
     python scripts/breadth.py                                # all cases; resumes if started again
     python scripts/breadth.py --only 'example/*' --again     # cases that match, run again
     python scripts/breadth.py --list
-    python scripts/breadth.py --page docs/breadth.md         # only write the table of the existing results
+    python scripts/breadth.py --page docs/results/breadth.md         # only write the table of the existing results
 
 Each case is shortened: it ends after a few training iterations, with small batches and two environments. Each side runs
 in its own process, plain and on the store. The processes are forked from one that has imported DI-engine, like the

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Dict, List
 
-#: Differences that are kept on purpose. docs/replay.md has the reasons.
+#: Differences that are kept on purpose. docs/howto/migrate-from-dequebuffer.md has the reasons.
 KEPT = {'test_update': 'an element that has a key which the others lack is refused'}
 
 #: Tests in DI-engine's wheel that use a buffer.

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import importlib.util
 import os
 import re
 import shlex
@@ -13,17 +14,18 @@ from typing import Dict, List, NamedTuple, Tuple
 
 import pytest
 
-from ding_store.config import StoreConfig, keys_of_block
+from ding_store.config import CheckpointConfig, StoreConfig
+from ding_store.storage.options import HostOptions, RedisOptions, StoreOptions, StreamOptions
 from dizoo_configs.help import commands as main_commands
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
+CHINESE = 'README.zh-CN.md'
 TEXTS = [
-    'README.md',
-    'CONTRIBUTING.md',
-    'CHANGELOG.md',
-    *(f'docs/{path.name}' for path in (ROOT / 'docs').glob('*.md')),
+    *('README.md', CHINESE, 'CONTRIBUTING.md', 'SECURITY.md', 'CHANGELOG.md'),
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'docs').rglob('*.md')),
 ]
+SETTINGS = 'docs/reference/settings.md'
 RUNS = '<!-- runs by itself -->'
 #: Their docstrings, and the help text of the mains, have commands, too, in lines that begin with >.
 PIPELINES = sorted((ROOT / 'dizoo_configs').glob('*/*.py'))
@@ -37,7 +39,9 @@ class Block(NamedTuple):
 
 
 def blocks(language: str) -> List[Block]:
-    return [block for name in TEXTS for block in blocks_of(name) if block.language == language]
+    # A translation has the same blocks: see test_chinese_readme_has_the_same_commands_and_tables.
+    names = [name for name in TEXTS if name != CHINESE]
+    return [block for name in names for block in blocks_of(name) if block.language == language]
 
 
 def blocks_of(name: str) -> List[Block]:
@@ -55,8 +59,8 @@ def by_place(block: Block) -> str:
 
 
 def without_design(found: List[Block]) -> List[Block]:
-    """The design page shows shapes of code, not code."""
-    return [block for block in found if not block.place.startswith('docs/design.md')]
+    """The design pages show shapes of code, not code."""
+    return [block for block in found if not block.place.startswith('docs/design/')]
 
 
 # --- shell
@@ -167,7 +171,7 @@ def check_ditask(words: List[str]) -> None:
 
 
 #: What a reader has, or gets from the system: not ours to check.
-SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server')
+SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server', 'source')
 
 
 def check_command(words: List[str]) -> None:
@@ -280,33 +284,80 @@ def test_links_lead_somewhere(name):
         assert not anchor or anchor in anchors(other), f'{name}: {target}'
 
 
-def rows(name: str, title: str) -> Dict[str, str]:
-    """First and second column of the table below a title."""
-    section = (ROOT / name).read_text(encoding='utf-8').partition(f'\n## {title}\n')[2].partition('\n## ')[0]
-    cells = [line.strip('|').split('|') for line in section.splitlines() if line.startswith('| `')]
-    return {key.strip(): value.strip() for key, value, *_ in cells}
+def rows(name: str, *titles: str) -> Dict[str, str]:
+    """First and second column of the tables below the titles, without quotes. Default: of all tables."""
+    parts = re.split(r'^## (.+)$', (ROOT / name).read_text(encoding='utf-8'), flags=re.M)
+    sections = dict(zip(parts[1::2], parts[2::2]))
+    assert set(titles) <= set(sections)
+    cells = [
+        line.strip('|').split('|')
+        for title, section in sections.items()
+        if title in titles or not titles
+        for line in section.splitlines()
+        if line.startswith('| `')
+    ]
+    found = [(key.strip(), value.strip()) for key, value, *_ in cells]
+    assert len(dict(found)) == len(found), 'a key is there twice'
+    return {key.strip('`'): value.partition('` (')[0].strip('`') for key, value in found}
+
+
+def defaults(settings: type) -> Dict[str, str]:
+    return {f.name: repr(f.default if f.default is not MISSING else f.default_factory()) for f in fields(settings)}
 
 
 def test_every_setting_is_documented_with_its_default():
-    documented = {
-        key.strip('`'): value.strip('`') for key, value in rows('docs/getting_started.md', 'Settings').items()
+    others = ('Checkpoints: keys of `checkpoint`', 'Options of `open_store`, in `store_options`')
+    titles = re.findall(r'^## (.+)$', (ROOT / SETTINGS).read_text(encoding='utf-8'), re.M)
+    assert rows(SETTINGS, *(title for title in titles if title not in others)) == defaults(StoreConfig)
+    checkpoint = rows(SETTINGS, others[0])
+    assert checkpoint.pop('path') == 'checkpoints/<run>'  # The code has no constant for it.
+    checkpoint['path'] = repr('')
+    assert checkpoint == defaults(CheckpointConfig)
+
+
+def test_every_option_of_a_store_is_documented_with_its_default():
+    options = {**defaults(StreamOptions), **defaults(RedisOptions), **defaults(HostOptions)}
+    options['check_every_s'] = repr(StoreOptions.check_every_s)
+    keys_of_the_block = {f.name for f in fields(StoreConfig)}
+    assert rows(SETTINGS, 'Options of `open_store`, in `store_options`') == {
+        key: value for key, value in options.items() if key not in keys_of_the_block
     }
-    settings = {
-        f.name: repr(f.default if f.default is not MISSING else f.default_factory())
-        for f in fields(StoreConfig)
-        if f.name in keys_of_block()
-    }
-    assert documented == settings
 
 
 def test_every_key_of_the_replay_is_documented_with_its_default():
     from ding_store.replay_config import WrapperSettings
 
-    documented = {key.strip('`'): value.strip('`') for key, value in rows('docs/replay.md', 'Keys').items()}
-    defaults = {
-        f.name: repr(f.default if f.default is not MISSING else f.default_factory()) for f in fields(WrapperSettings)
-    }
-    assert documented == defaults
+    assert rows('docs/reference/replay-keys.md', 'Keys') == defaults(WrapperSettings)
+
+
+def test_headroom_chart_shows_the_figures_of_the_results_page():
+    spec = importlib.util.spec_from_file_location('plot_headroom', ROOT / 'scripts' / 'plot_headroom.py')
+    plot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(plot)
+    page = (ROOT / 'docs/results/compare.md').read_text(encoding='utf-8')
+    tables = [plot.headroom(page, 'one process  '), plot.headroom(page, 'across processes  ')]
+    assert all(len(bars) == 8 for bars in tables)
+    expected = sorted(plot.label(value) for bars in tables for pair in bars.values() for value in pair)
+    shown = re.findall(r'<text[^>]*>([\d.,]+x)</text>', (ROOT / 'docs/headroom.svg').read_text(encoding='utf-8'))
+    ticks = ['1x', '10x', '100x', '1,000x']
+    assert sorted(shown) == sorted(expected + 2 * ticks)
+
+
+def translated(name: str) -> List[str]:
+    """Return what a translation must not change: commands, code without comments, and the code in tables."""
+    text = (ROOT / name).read_text(encoding='utf-8')
+    found = []
+    for block in blocks_of(name):
+        if block.language != 'mermaid':
+            found += [re.sub(r'(^|\s+)#.*', '', line) for line in block.text.splitlines()]
+    for line in re.sub(r'^```.*?^```$', '', text, flags=re.M | re.S).splitlines():
+        if line.startswith('|'):
+            found.append(' | '.join([str(line.count('|')), *re.findall(r'`[^`]+`|\]\([^)]+\)|[\d.,]+x', line)]))
+    return [line for line in found if line]
+
+
+def test_chinese_readme_has_the_same_commands_and_tables():
+    assert translated(CHINESE) == translated('README.md')
 
 
 def test_every_check_of_the_doctor_is_documented():
@@ -314,5 +365,8 @@ def test_every_check_of_the_doctor_is_documented():
 
     source = ''.join(Path(module.__file__).read_text() for module in (package_checks, redis_checks, machine_checks))
     names = set(re.findall(r"(?:Finding\(|name = )'([^']+)'", source)) | {machine_checks.SHM}
-    documented = set(re.findall(r'`([^`]+)`', ' '.join(rows('docs/troubleshooting.md', 'What the doctor checks'))))
+    page = (ROOT / 'docs/troubleshooting.md').read_text(encoding='utf-8')
+    section = page.partition('\n## What the doctor checks\n')[2].partition('\n## ')[0]
+    first_cells = [line.split('|')[1] for line in section.splitlines() if line.startswith('| `')]
+    documented = set(re.findall(r'`([^`]+)`', ' '.join(first_cells)))
     assert documented == names

@@ -292,7 +292,7 @@ class RunSession:
         """Remember that the server is full. Log one warning until a report of this process succeeds again."""
         if not self.is_server_full:
             self.is_server_full = True
-            logging.warning(f'ding_store: {error}; the run goes on as far as it can')
+            logging.warning(f'ding_store: {error}; reports and weights are skipped until the server has memory')
 
     # Waiting
 

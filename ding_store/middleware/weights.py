@@ -258,7 +258,7 @@ class WeightsReceiver(_WeightsExchanger):
         done = self._session.wait_for(f'weights newer than version {before}', attempt, 'learner')
         if done and self._is_too_old():
             logging.warning(
-                f'ding_store: no weights that are new enough within {MAX_WAIT_S:.0f} s. Continuing with version '
+                f'ding_store: waited {MAX_WAIT_S:.0f} s for newer weights. Continuing with version '
                 f'{self.version} of {self._value!r}'
             )
 

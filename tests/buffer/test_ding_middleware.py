@@ -276,7 +276,7 @@ def test_groups_of_clones_with_ranges() -> None:
 
 
 def test_what_the_buffer_offers_instead() -> None:
-    """Priorities under a limit of uses, which DI-engine's two middleware cannot do together: see docs/replay.md."""
+    """DI-engine's two middleware cannot do this together: see docs/howto/migrate-from-dequebuffer.md."""
     buffer = StoreBuffer(40, sampler=limited(Prioritized(seed=0), max_times_sampled=2))
     for i in range(40):
         buffer.push(transition(i))

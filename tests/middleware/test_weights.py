@@ -591,7 +591,7 @@ def test_delay_counts_from_when_weights_were_sent(exchanger, clock, monkeypatch,
     clock.now += 6
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
     receiver(context())
-    assert 'no weights that are new enough' in caplog.text
+    assert 'waited 0 s for newer weights' in caplog.text
 
 
 def test_a_receiver_has_a_period_of_its_own(exchanger):
@@ -614,7 +614,7 @@ def test_a_receiver_has_a_period_of_its_own(exchanger):
 
 
 def test_weights_that_a_script_put_itself_are_loaded(exchanger, clock):
-    """As docs/weights.md shows it: they do not say in which iteration they were made, nor when."""
+    """As docs/howto/weights.md shows it: they do not say in which iteration they were made, nor when."""
     made = exchangers.periodical_model_exchanger
     receiver = exchanger(made, Tied(), 'receive', period=3, delay_toleration=5.0)
     for number in (1, 2):
@@ -668,7 +668,7 @@ def test_collectors_may_share_one_copy(exchanger):
 
 
 def test_weights_in_place_end_a_process_that_writes_to_them(exchanger):
-    """What docs/weights.md warns of, as it is."""
+    """What docs/howto/weights.md warns of, as it is."""
     from multiprocessing import get_context
 
     Learner(exchanger(exchangers.model_exchanger, Tied(1), role='learner')).iterate()

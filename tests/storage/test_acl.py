@@ -1,4 +1,4 @@
-"""The user of docs/deploy.md, exactly as written there: all that the store does works, and nothing else."""
+"""The user of docs/howto/security.md, exactly as written there: all that the store does works, and nothing else."""
 
 import functools
 import re
@@ -18,7 +18,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S
 
-DEPLOY = Path(__file__).parents[2] / 'docs' / 'deploy.md'
+DEPLOY = Path(__file__).parents[2] / 'docs' / 'howto' / 'security.md'
 LUA = Path(ding_store.__file__).parent / 'storage' / 'redis' / 'lua'
 
 

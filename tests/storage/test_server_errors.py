@@ -19,7 +19,7 @@ from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
-PAGE = Path(__file__).parents[2] / 'docs' / 'server_errors.md'
+PAGE = Path(__file__).parents[2] / 'docs' / 'reference' / 'server-errors.md'
 #: Calls that are waited for, each with what makes its result comparable.
 CALLS = {
     'append': lambda store: store.append(STREAM, {}, chunk(7)).number,
@@ -276,7 +276,7 @@ class TestDefinite:
                     store,
                     other,
                     StoreUnavailable,
-                    'denies access.*rights in docs/deploy.md',
+                    'denies access.*rights in docs/howto/security.md',
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', f'-{right}'),
                     lambda: client.execute_command('ACL', 'SETUSER', 'ding', '+@all'),
                 )

@@ -389,7 +389,7 @@ class Connection:
                 f'{what}: {self.address} does not speak TLS. Use redis:// in the URL, or set its tls-port.'
             )
         if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
-            return StoreDenied(f'{what}: {self.address} speaks TLS. Use rediss:// in the URL, see docs/deploy.md.')
+            return StoreDenied(f'{what}: {self.address} speaks TLS. Use rediss://, see docs/howto/security.md.')
         if self._directory is None:
             return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(

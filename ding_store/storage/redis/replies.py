@@ -1,6 +1,6 @@
 """Meanings of a server's error replies: which are transient, and the fix for the others.
 
-docs/server_errors.md has this table for users. A test compares the two.
+docs/reference/server-errors.md has this table for users. A test compares the two.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ REPLIES: Dict[str, Reply] = {
         'denies access',
         'Check user and password in its URL: --store, or DING_STORE_URL in the environment',
     ),
-    'NOPERM': Reply(ReplyKind.DENIED, 'denies access', 'Give its user the rights in docs/deploy.md'),
+    'NOPERM': Reply(ReplyKind.DENIED, 'denies access', 'Give its user the rights in docs/howto/security.md'),
     'ASK': Reply(ReplyKind.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'Use a single server'),
     'NODB': Reply(ReplyKind.SETTING, 'has no such database', 'Use a lower number in the URL, or raise its "databases"'),
     'NOREDIS': Reply(ReplyKind.UNSUITABLE, 'is no Redis server', 'Check host and port in the URL'),
