@@ -75,7 +75,7 @@ class LossTests(StoreCase):
             assert self.readers_of(store) == {'dead', 'r'}
 
     def test_nor_by_one_that_was_refused_for_want_of_the_room_that_this_made(self) -> None:
-        # There is room for the entries before the refused one, even if a thread of ``other`` sends both of its own again.
+        # The entries before the refused one have room, even if a thread of ``other`` sends both of its own again.
         with self.open(max_pending_bytes=1100, check_every_s=0.02) as store, self.another(store) as other:
             store.register('s', 'dead')
             store.register('s', 'r')
