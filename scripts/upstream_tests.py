@@ -23,9 +23,9 @@ from typing import Dict, List
 #: Differences that are kept on purpose. docs/replay.md has the reasons.
 KEPT = {
     'test_update': 'an element that has a key which the others lack is refused',
-    'TestAdvancedBuffer::test_update': 'a priority is kept as its power, which may change its last bit',
+    'TestAdvancedBuffer::test_update': 'a priority is kept as its power, and beta cannot be set',
     'TestAdvancedBuffer::test_rate_limit': 'counts of pushes and samples fade continuously, without a thread',
-    'TestDemonstrationBuffer::test_naive': "samples have no 'staleness' and 'use', which no policy reads",
+    'TestDemonstrationBuffer::test_naive': "samples have no 'priority', 'staleness' and 'use'",
     'TestNaiveBuffer::test_sample': 'a sample is a copy, and not the object that was pushed',
     'TestNaiveBuffer::test_track_used_data': 'it is refused by name, because there is no file per row',
 }
