@@ -26,6 +26,7 @@ import fnmatch
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
 import pkgutil
 import platform
@@ -45,6 +46,7 @@ from typing import Any, Callable, Dict, Iterator, List
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = '<!-- table: scripts/breadth.py -->', '<!-- end of table -->'
+BEGIN_SEVERAL = '<!-- table: scripts/breadth.py, several processes -->'
 WORKS, NAMED, AS_PLAIN, ONLY_STORE, SILENT = (
     'works',
     'works, named',
@@ -52,12 +54,16 @@ WORKS, NAMED, AS_PLAIN, ONLY_STORE, SILENT = (
     'fails only on the store',
     'silently plain',
 )
+CARTPOLE, PENDULUM = 'classic_control.cartpole', 'classic_control.pendulum'
 #: Entries that run with unchanged configs, because their reward models depend on the numbers.
 WHOLE = ('serial_pipeline_ngu', 'serial_pipeline_reward_model_offpolicy')
+#: Entries of several processes, as ``ding -m parallel`` and ``ding -m dist`` start them, with a config of dizoo.
+SEVERAL = {
+    'parallel_pipeline': f'{CARTPOLE}.config.parallel.cartpole_dqn_config',
+    'dist': f'{CARTPOLE}.config.parallel.cartpole_dqn_config',
+}
 #: Number of training iterations of a case.
 ITERATIONS = 3
-
-CARTPOLE, PENDULUM = 'classic_control.cartpole', 'classic_control.pendulum'
 #: Entry of DI-engine -> configs of dizoo.
 CONFIGS: Dict[str, List[str]] = {
     'serial_pipeline': [
@@ -117,6 +123,8 @@ def cases() -> Iterator[str]:
     for entry, configs in (*CONFIGS.items(), *ENTRIES.items()):
         for config in configs:
             yield f'{entry}/{config}'
+    for entry, config in SEVERAL.items():
+        yield f'{entry}/{config}'
 
 
 class Done(BaseException):
@@ -177,6 +185,31 @@ def end_early(counts: Dict[str, int]) -> None:
     BaseLearner.train, Task.run = train_some, run_some
 
 
+def end_coordinator_early(counts: Dict[str, int]) -> None:
+    """Make a pipeline of several processes end when its coordinator has heard of some training iterations."""
+    from ding.worker import Coordinator
+
+    hear = Coordinator.deal_with_learner_send_info
+
+    def hear_some(self: Any, *args: Any, **kwargs: Any) -> None:
+        hear(self, *args, **kwargs)
+        counts['trained'] += 1
+        self._system_shutdown_flag |= counts['trained'] >= ITERATIONS
+
+    Coordinator.deal_with_learner_send_info = hear_some
+
+
+def run_dist(config: str) -> None:
+    """Start what the commands of ``ding -m dist`` start: a learner, two collectors and a coordinator, as processes."""
+    from ding.entry import dist_entry
+
+    config = dist_entry.dist_prepare_config(shutil.copy(config, 'config.py'), 0, 'local', *[None] * 6)
+    for name in ('learner0', 'collector0', 'collector1'):
+        launch = dist_entry.dist_launch_learner if name == 'learner0' else dist_entry.dist_launch_collector
+        multiprocessing.Process(target=launch, args=(config, 0, None, name)).start()
+    dist_entry.dist_launch_coordinator(config, 0, None, disable_flask_log=True)
+
+
 def count_plain_buffers(counts: Dict[str, int]) -> None:
     """Count the instances of DI-engine's own buffers."""
     from ding.data.buffer.deque_buffer import DequeBuffer
@@ -224,7 +257,13 @@ def run_case(name: str) -> None:
         found.main(config)
         return
     found = importlib.import_module(f'dizoo.{module}')
+    if kind == 'dist':
+        run_dist(found.__file__)
+        return
     entry = getattr(importlib.import_module('ding.entry'), kind)
+    if kind in SEVERAL:
+        entry((found.main_config, found.create_config, found.system_config), seed=0)
+        return
     pair = (found.main_config, found.create_config)
     if kind in WHOLE:
         pair[0].policy.cuda = False
@@ -253,7 +292,7 @@ def child(name: str, is_store: bool, result: str) -> None:
             from ding_store.hook import install
 
             install()
-        end_early(counts)
+        (end_coordinator_early if name.partition('/')[0] in SEVERAL else end_early)(counts)
         count_plain_buffers(counts)
         run_case(name)
     except Done:
@@ -305,7 +344,7 @@ def run_forked(name: str, is_store: bool, limit_s: float, logs: Path) -> Dict[st
 
 
 def verdict(plain: Dict[str, Any], store: Dict[str, Any]) -> str:
-    is_named = any('not on the store: replay' in line for line in store['said'])
+    is_named = any('not on the store: ' in line for line in store['said'])
     is_on_store = any('on the store:' in line and 'replay' in line and 'not' not in line for line in store['said'])
     if plain['error'] and store['error']:
         return AS_PLAIN
@@ -357,10 +396,16 @@ def version(name: str) -> str:
     return metadata.version(name)
 
 
-def write_page(path: Path, table: str) -> None:
+def write_page(path: Path, results: Dict[str, Any], command: str) -> None:
+    """Write the tables that have results into a page. A table without results stays as it is."""
+    several = {name: each for name, each in results.items() if name.partition('/')[0] in SEVERAL}
+    others = {name: each for name, each in results.items() if name not in several}
     text = path.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    path.write_text(f'{before}{BEGIN}\n{table}{END}{after}')
+    for begin, rows in ((BEGIN, others), (BEGIN_SEVERAL, several)):
+        if rows:
+            before, _, after = text.partition(begin)
+            text = f'{before}{begin}\n{page(rows, command)}{END}{after.partition(END)[2]}'
+    path.write_text(text)
 
 
 def main() -> int:
@@ -384,7 +429,7 @@ def main() -> int:
     file = Path(options.results)
     results: Dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     if options.page:
-        write_page(Path(options.page), page(results, 'python scripts/breadth.py'))
+        write_page(Path(options.page), results, 'python scripts/breadth.py')
         return 0
     names = [name for name in cases() if not options.only or any(fnmatch.fnmatch(name, only) for only in options.only)]
     if options.list:

@@ -4,7 +4,7 @@
     python scripts/growth.py --scale 0.02    # the same, small
 
 It prints a table of counts before and after, and exits with 1 if a count is above its bound. A fifth of the writers are
-killed, and do not leave in order. The learner commits with its rows how far it has read each of them.
+in processes that are killed by SIGKILL. The learner commits with its rows how far it has read each of them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import signal
 import sys
 import tempfile
 import threading
+import traceback
 import uuid
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 from urllib.parse import quote
 
 import numpy as np
@@ -32,6 +35,8 @@ from ding_store.storage.exactly_once.outbox import MAX_SILENT_WRITERS
 from ding_store.storage.exactly_once.reader import MAX_CARRIED
 
 STREAM = 'experience'
+#: How long a process with writers may take.
+WAIT_S = 60.0
 #: A dropped writer's field may wait for the next sweep, and a reader reads of it within a second.
 MAX_WRITERS_KNOWN = 3 * MAX_SILENT_WRITERS
 MAX_MARKS = MAX_WRITERS_KNOWN + MAX_CARRIED
@@ -97,30 +102,39 @@ def all_counts(learner: Learner, client: Any) -> Dict[str, int]:
 
 
 def writers(url: str, learner: Learner, number: int) -> None:
-    """Open and close writers. Every fifth is killed: it does not leave, and its connections close with its process."""
-    killed: List[Store] = []
-    for one in range(number):
-        store = open_store(url, run='growth')
-        entry(store, one)
-        if one % 5:
-            store.close()
-        else:
-            killed.append(store)
-            if len(killed) == 50:
-                _kill(killed)
-        if one % 200 == 199:
-            learner.read_all()
-    _kill(killed)
-    learner.read_all()
+    """Open and close writers. Of each 50, the last 10 are in a process that is killed."""
+    for first in range(0, number, 50):
+        end = min(first + 50, number)
+        closed = range(first, end - (end - first) // 5)
+        for one in closed:
+            with open_store(url, run='growth') as store:
+                entry(store, one)
+        kill_writers(url, range(closed.stop, end))
+        learner.read_all()
 
 
-def _kill(stores: List[Store]) -> None:
-    """Close connections as a kill does, so that the writers do not leave in order."""
-    for store in stores:
-        inner = getattr(store, 'store', store)
-        inner._writer._stream_writers.clear()
-        store.close()
-    stores.clear()
+def kill_writers(url: str, numbers: Sequence[int]) -> None:
+    """Open writers in a process, and kill it when each has appended its entry."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            stores = [open_store(url, run='growth') for _ in numbers]
+            for store, one in zip(stores, numbers):
+                entry(store, one)
+            os.write(writing, b'.')
+            signal.pause()
+        except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as the script
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    has_written = bool(select.select([reading], [], [], WAIT_S)[0]) and os.read(reading, 1) == b'.'
+    os.close(reading)
+    os.kill(pid, signal.SIGKILL)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not has_written or code != -signal.SIGKILL:
+        raise RuntimeError(f'a process with {len(numbers)} writers ended with {code} before it was killed')
 
 
 def runs(url: str, number: int) -> None:

@@ -31,19 +31,24 @@ def side(error='', plain_buffers=0, said=()):
         (side(plain_buffers=1), side('KeyError: x', said=ON_STORE), 'fails only on the store'),
         (side(plain_buffers=1), side(plain_buffers=1, said=NOTHING), 'silently plain'),
         (side(plain_buffers=2), side(said=[*ON_STORE, 'ding-store: not on the store: replay, by x']), 'works, named'),
+        (side(), side(said=[*ON_STORE, 'ding-store: not on the store: weights, by x']), 'works, named'),
     ],
 )
 def test_verdict_of_two_runs_is_the_documented_one(breadth, plain, store, expected):
     assert breadth.verdict(plain, store) == expected
 
 
-def test_page_keeps_its_text_and_has_one_line_per_case(breadth, tmp_path):
+@pytest.mark.parametrize('case', ['example/x', 'dist/x'])
+def test_page_keeps_its_text_and_has_one_line_per_case(breadth, tmp_path, case):
     page = tmp_path / 'page.md'
-    page.write_text(f'before\n{breadth.BEGIN}\nold\n{breadth.END}\nafter\n')
-    results = {'example/x': dict(verdict='works', plain=side(plain_buffers=1), store=side(said=ON_STORE))}
-    breadth.write_page(page, breadth.page(results, 'python scripts/breadth.py'))
+    tables = ''.join(f'{begin}\nold {begin}\n{breadth.END}\n' for begin in (breadth.BEGIN, breadth.BEGIN_SEVERAL))
+    page.write_text(f'before\n{tables}after\n')
+    results = {case: dict(verdict='works', plain=side(plain_buffers=1), store=side(said=ON_STORE))}
+    breadth.write_page(page, results, 'python scripts/breadth.py')
     text = page.read_text()
     assert text.startswith('before\n')
     assert text.endswith('after\n')
-    assert 'old' not in text
-    assert text.count('| `example/x` | works | 1.0 | 1.0 |') == 1
+    assert text.count(breadth.END) == 2
+    assert (f'old {breadth.BEGIN}\n' in text) == (case == 'dist/x')
+    assert (f'old {breadth.BEGIN_SEVERAL}\n' in text) == (case == 'example/x')
+    assert text.count(f'| `{case}` | works | 1.0 | 1.0 |') == 1

@@ -17,6 +17,6 @@ def test_upstream_middleware_tests_pass_on_the_store() -> None:
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    outcomes = script.run('all that ding-store run replaces', [])
+    outcomes = script.run('all that ding-store run replaces', script.in_wheel())
     assert len(outcomes) >= 14
     assert {test for test, outcome in outcomes.items() if outcome != 'PASSED'} == set()

@@ -22,7 +22,7 @@ from ding_store.middleware.members import Members
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.waiting import SLICE_S, best_effort
+from ding_store.middleware.waiting import LOOK_EVERY_S, SLICE_S, best_effort
 from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 LEARNER_READER = 'learner'
 #: How long the learner waits at the run's end for collectors that are still appending their last chunk.
 LAST_CHUNKS_S = 3.0
-#: How often an idle learner looks whether the server still has its progress.
-LOOK_EVERY_S = 1.0
 
 
 class LearnerExchanger(Exchanger):

@@ -12,6 +12,8 @@ from ding_store.storage.base import Store
 
 #: How often a wait checks the task's finish flag. A change in the store ends the wait at once.
 SLICE_S = 0.5
+#: How often an idle learner looks whether the server still has its progress and weights.
+LOOK_EVERY_S = 1.0
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ding_store.middleware.foreign import is_count, is_number
 from ding_store.middleware.members import Members
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
-from ding_store.middleware.waiting import best_effort
+from ding_store.middleware.waiting import LOOK_EVERY_S, best_effort
 
 if TYPE_CHECKING:
     from ding.framework import Context
@@ -127,7 +127,8 @@ class WeightsSender(_WeightsExchanger):
     """
     Overview:
         Publishes the model once before training, and after every ``period``-th iteration if it has trained since. While
-        the store is away, training continues, and the newest weights are published later.
+        the store is away, training continues, and the newest weights are published later. If the server loses the
+        weights while the learner waits for data, they are published again.
     Output of ctx:
         - policy_version (:obj:`int`): Version of the acting policy that was published last.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
@@ -142,6 +143,8 @@ class WeightsSender(_WeightsExchanger):
         self._period = period
         self._num_iterations = 0
         self._published_iter: Optional[int] = None
+        self._train_iter = 0
+        self._looked_at = 0.0
         self._is_due = self._is_claimed = False
         self._pinned: Dict[str, torch.Tensor] = {}
         # Buffers are not rounded: a running variance may overflow or vanish in half precision.
@@ -149,23 +152,37 @@ class WeightsSender(_WeightsExchanger):
         self._not_rounded: List[str] = []
         self._say_at = 0.0
         self._members: Optional[Members] = None
+        session.while_waiting.append(self._restore)
 
     def __call__(self, ctx: Context) -> Generator:
+        self._train_iter = ctx.train_iter
         if self._published_iter is None:
-            self._publish(ctx)
+            self._publish()
         self._tell(ctx)
         yield
         self._num_iterations += 1
+        self._train_iter = ctx.train_iter
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
         if self._is_due and not self._session.store.is_away:  # else later, with the weights of that time
-            self._publish(ctx)
+            self._publish()
 
-    def _publish(self, ctx: Context) -> None:
+    def _restore(self) -> None:
+        """Publish the weights again if the server lost them. A collector may start before the learner trains again."""
+        now = time.monotonic()
+        if self._published_iter is None or now < self._looked_at + LOOK_EVERY_S:
+            return
+        self._looked_at, stored = now, self.version
+        with best_effort(self._session.store):
+            stored = self._session.store.info().values.get(self._value, 0)
+        if stored < self.version:
+            self._publish()
+
+    def _publish(self) -> None:
         """Publish the weights. If the store is away or full, they remain due."""
         dtype = self._session.config.weights_dtype
         header, arrays = state_to_arrays(self._model.state_dict(), dtype, self._pinned, self._buffers)
-        header.update(train_iter=ctx.train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
+        header.update(train_iter=self._train_iter, iteration=max(0, self._num_iterations - 1), sent_at=time.time())
         self._warn_of(header['not_rounded'])
         # A restarted learner has version numbers that the store may have lost and that rows are marked with.
         self._session.store.set_start_version(self._value, self._session.policy_versions[self._name])
@@ -173,10 +190,10 @@ class WeightsSender(_WeightsExchanger):
             with best_effort(self._session.store):
                 self._claim()
                 self.version = int(self._session.store.put(self._value, header, arrays))
-                self._published_iter, self._is_due = ctx.train_iter, False
+                self._published_iter, self._is_due = self._train_iter, False
                 self._session.set_policy_version(self._name, self.version)
                 if time.monotonic() >= self._say_at:
-                    self._say(ctx)
+                    self._say()
         except ServerFull as error:
             self._session.note_full(error)
 
@@ -187,11 +204,13 @@ class WeightsSender(_WeightsExchanger):
             claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice, launched)
             self._is_claimed = True
 
-    def _say(self, ctx: Context) -> None:
+    def _say(self) -> None:
         self._say_at = time.monotonic() + SAY_EVERY_S
         self._members = self._members or Members(self._session.store)
         lag = self._members.refresh().policy_lag(self._name, self.version)
-        logging.info(f'ding_store: policy {self._name} v{self.version} (lag {lag}) at train iteration {ctx.train_iter}')
+        logging.info(
+            f'ding_store: policy {self._name} v{self.version} (lag {lag}) at train iteration {self._train_iter}'
+        )
 
     def _warn_of(self, not_rounded: List[str]) -> None:
         if not_rounded and not self._not_rounded:

@@ -355,12 +355,12 @@ class KilledAtLine:
         path.write_text(json.dumps([self.count, sorted(self.files)]))
 
 
-def lines_to_kill_at(path: Path, file: str) -> Iterable[int]:
+def lines_to_kill_at(path: Path, file: str, about: int = 30) -> Iterable[int]:
     """Of those that were counted, some in all files; ``scripts/crash.sh`` asks for every one."""
     count, files = json.loads(path.read_text())
     assert count > 20
     assert file in files
-    return range(1, count, int(os.environ.get('DING_STORE_LINES', '0')) or max(23, count // 30))
+    return range(1, count, int(os.environ.get('DING_STORE_LINES', '0')) or max(23, count // about))
 
 
 def add_optional(buffer: StoreBuffer) -> None:

@@ -1,12 +1,16 @@
 """Numbers whose kind changes from element to element: one kind holds them without loss, or the element is refused."""
 
+import shutil
+import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Callable, List, Optional
 
 import numpy as np
 import pytest
 import torch
+from crashes import Child
 from ding.utils.data import default_collate
+from test_durable import KilledAtLine, lines_to_kill_at
 
 from ding_store.buffer import StoreBuffer
 from ding_store.errors import SchemaMismatch
@@ -119,3 +123,49 @@ def test_numbers_of_an_older_schema_fit_a_wider_buffer() -> None:
     columns['value'] = np.array([2**53 + 1])
     with pytest.raises(SchemaMismatch, match="column 'value'"):
         buffer.extend(columns, narrow.schema)
+
+
+#: The values of a table, what is done with a value of a wider kind, and the values then.
+WIDENED = {
+    'push': ([0, 2**52 + 1, -3], lambda buffer: buffer.push(element(0.5)), [0, 2**52 + 1, -3, 0.5]),
+    'update': (
+        [np.float32(0.1), np.float32(0.2), np.float32(0.3)],
+        lambda buffer: buffer.update('1', element(0.7)),
+        [TENTH, 0.7, float(np.float32(0.3))],
+    ),
+}
+
+
+@pytest.mark.parametrize('name', WIDENED)
+def test_column_killed_while_it_is_widened_loses_nothing(name: str, tmp_path: Path) -> None:
+    before, widen, after = WIDENED[name]
+    model = StoreBuffer(6, path=str(tmp_path / 'model'))
+    model.extend_elements([element(value) for value in before])
+    model.close()
+
+    def killed_at(line: Optional[int]) -> List[Any]:
+        """Widen the column of a copy in a child that is killed at a line. Return the values that are left."""
+        shutil.rmtree(tmp_path / 'copy', ignore_errors=True)
+        shutil.copytree(tmp_path / 'model', tmp_path / 'copy')
+
+        def work(tell: Callable[[], None]) -> None:
+            buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
+            tracer = KilledAtLine(line)
+            sys.settrace(tracer)
+            widen(buffer)
+            sys.settrace(None)
+            tracer.write(tmp_path / 'count')
+
+        assert Child(work).wait() == (0 if line is None else -9)
+        buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
+        assert buffer.check() == []
+        values = [item.data['value'] for item in buffer]
+        buffer.push(element(0.25))
+        assert [item.data['value'] for item in buffer] == [*map(float, values), 0.25]
+        assert buffer.check() == []
+        buffer.close()
+        return values
+
+    assert killed_at(None) == after
+    for line in lines_to_kill_at(tmp_path / 'count', 'table/shape.py', about=12):
+        assert killed_at(line) in (before, after), f'line {line}'

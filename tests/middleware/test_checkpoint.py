@@ -499,7 +499,7 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     next(sender(task.ctx))
     assert (sender.version, task.ctx.policy_version) == (501, 501)
     again.count_versions_from({'main': 600})  # by the replay, whose rows may be of later ones
-    sender._publish(task.ctx)
+    sender._publish()
     assert sender.version == 601
 
 

@@ -393,6 +393,40 @@ def test_a_collector_has_the_newest_weights_and_their_version(exchanger):
     assert_same(model, late)
 
 
+@pytest.mark.parametrize('lost', ['all', 'the newest'])
+def test_waiting_sender_publishes_lost_weights_again(exchanger, redis_server, lost):
+    """Otherwise a collector that starts now acts with its first weights until the learner trains, which needs rows."""
+    model, late = Tied(1), Tied()
+    learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
+    learner.iterate()
+    with redis_server.client() as client:
+        kept = {key: client.dump(key) for key in client.scan_iter() if lost == 'the newest'}
+        with torch.no_grad():
+            model.head.weight.fill_(2)
+        version = learner.iterate().policy_version
+        client.flushall()
+        for key, value in kept.items():
+            client.restore(key, 0, value)
+    receiver = exchanger(exchangers.model_exchanger, late)
+    deadline = monotonic() + WAIT_S
+
+    def collect(timeout_s):
+        assert monotonic() < deadline
+        receiver(context())
+        return True if receiver.version > version else None
+
+    session, newer = learner.sender._session, []
+    assert session.wait_for('experience', collect)
+    assert_same(model, late)
+
+    def look(timeout_s):
+        newer.append(session.store.get(NAME, receiver.version, timeout_s))
+        return True if len(newer) == 4 else None
+
+    assert session.wait_for('experience', look)
+    assert newer == [None] * 4
+
+
 def test_weights_that_do_not_fit_are_an_error_each_time(exchanger):
     Learner(exchanger(exchangers.model_exchanger, Tied(1), role='learner')).iterate()
     other = Tied(3, width=64)
