@@ -28,7 +28,7 @@ from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.packed import PackedColumn
 
 #: ``scripts/crash.sh`` asks for more.
-KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 4
+KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 4
 
 CAPACITY, MAX_CHUNK = 40, 5
 
