@@ -12,7 +12,7 @@ import time
 import traceback
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Type, TypeVar
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Type, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from ding_store.buffer import StoreBuffer
 
 T = TypeVar('T', bound='Opened')
 
-CAPACITY = 200
+CAPACITY = 100
 MAX_CHUNK = 40
 PAYLOAD = 2000
 
@@ -205,6 +205,13 @@ class Child:
         assert select.select([self._told], [], [], 60)[0], 'nothing was heard of the child for 60 s'
         assert os.read(self._told, 1), f'the child ended by itself with {self.wait()}'
 
+    def wait_until_it_ends(self) -> None:
+        deadline = time.monotonic() + 60
+        while select.select([self._told], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            if not os.read(self._told, 100):
+                return
+        raise AssertionError('the child has not ended for 60 s')
+
     def kill(self) -> int:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
@@ -216,12 +223,45 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
+#: In a child that is to be killed where it lingers: how often it may linger before. Else it only sleeps there.
+_lingers_left: Optional[int] = None
+
+
 def linger(seconds: float = 0.005) -> None:
     """In the middle of what is wrong: by themselves the moments are so short that hardly any kill would hit them."""
-    time.sleep(seconds)
+    global _lingers_left
+    if _lingers_left is None:
+        time.sleep(seconds)
+        return
+    if not _lingers_left:
+        os.kill(os.getpid(), signal.SIGKILL)
+    _lingers_left -= 1
 
 
-def noticed(path: Path, **kwargs: Any) -> List[str]:
+def noticed(path: Path, worker: Any = Worker, verify: Callable[[str, Any], List[str]] = verify) -> List[str]:
+    """
+    What is found of a worker that goes wrong where it lingers: it is killed there, each time one ``linger`` later,
+    until something is found.
+    """
+    words, deadline = shared_words(1 << 20), time.monotonic() + 60
+    for number in itertools.count():
+        assert time.monotonic() < deadline, f'{number} kills, and nothing was found'
+
+        def work(tell: Callable[[], None], number: int = number) -> None:
+            global _lingers_left
+            _lingers_left = number
+            worker(str(path), words, number).run(tell)
+
+        child = Child(work)
+        child.wait_until_it_ends()
+        assert child.wait() == -signal.SIGKILL
+        found = verify(str(path), words)
+        if found:
+            return found
+    return []
+
+
+def noticed_at_any_time(path: Path, **kwargs: Any) -> List[str]:
     """
     What ``crash_repeatedly`` finds of a worker that goes wrong: it is killed later and later, until something is
     found. However busy the machine is, it gets to where it goes wrong.

@@ -18,7 +18,7 @@ from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
-KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 5
+KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 5
 
 CAPACITY = 12
 #: Words that the worker shares with whoever kills it: the next row, and what it was when a clear began, or had ended.

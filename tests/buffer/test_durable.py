@@ -8,7 +8,7 @@ import shutil
 import sys
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set
+from typing import Any, Callable, Dict, Iterable, List, Set, Tuple
 
 import numpy as np
 import pytest
@@ -331,36 +331,101 @@ def test_the_record_of_an_update_is_gone_from_the_disk(tmp_path: Path, monkeypat
 
 # Killed at every line
 
+SOURCE = os.path.dirname(buffer_package.__file__) + os.sep
+#: Files of a directory: their names and bytes.
+Image = Tuple[Tuple[str, bytes], ...]
+
 
 class KilledAtLine:
-    """Kills its process when so many lines of the buffer's source have run; without a line, counts them by file."""
+    """Kills its process when so many lines of the buffer's source have run."""
 
-    def __init__(self, line: Optional[int]) -> None:
-        self.left, self.count = line, 0
-        self.directory = os.path.dirname(buffer_package.__file__) + os.sep
-        self.files: Set[str] = set()
+    def __init__(self, line: int) -> None:
+        self.left = line
 
     def __call__(self, frame: Any, event: str, argument: Any) -> Any:
-        path = frame.f_code.co_filename
-        if not path.startswith(self.directory):
+        if not frame.f_code.co_filename.startswith(SOURCE):
             return None
         if event == 'line':
-            self.count += 1
-            self.files.add(path[len(self.directory) :])
-            if self.count == self.left:
+            self.left -= 1
+            if self.left == 0:
                 os.kill(os.getpid(), 9)
         return self
 
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps([self.count, sorted(self.files)]))
+
+class Images:
+    """
+    What a kill at each line of the buffer's source would leave of a directory. A killed process takes nothing with it:
+    what it wrote or mapped is in the files at once.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.num_lines = 0
+        #: Files of the source that ran.
+        self.files: Set[str] = set()
+        #: Images that differ, with the first line at which each was there.
+        self.found: Dict[Image, int] = {}
+        self._directory = directory
+        self._last: Image = ()
+
+    def __call__(self, frame: Any, event: str, argument: Any) -> Any:
+        path = frame.f_code.co_filename
+        if not path.startswith(SOURCE):
+            return None
+        if event == 'line':
+            self.num_lines += 1
+            self.files.add(path[len(SOURCE) :])
+            image = self._read()
+            if image != self._last:  # cheaper than the hash of megabytes
+                self._last = image
+                self.found.setdefault(image, self.num_lines)
+        return self
+
+    def lines_to_kill_at(self) -> Iterable[int]:
+        """Where a process is killed indeed; ``scripts/crash.sh`` asks for every line."""
+        every = int(os.environ.get('DING_STORE_LINES', '0'))
+        lines = list(self.found.values())
+        return range(1, self.num_lines + 1, every) if every else [lines[len(lines) // 2]]
+
+    def _read(self) -> Image:
+        with os.scandir(self._directory) as entries:
+            return tuple(sorted((entry.name, Path(entry.path).read_bytes()) for entry in entries))
 
 
-def lines_to_kill_at(path: Path, file: str, about: int = 30) -> Iterable[int]:
-    """Of those that were counted, some in all files; ``scripts/crash.sh`` asks for every one."""
-    count, files = json.loads(path.read_text())
-    assert count > 20
-    assert file in files
-    return range(1, count, int(os.environ.get('DING_STORE_LINES', '0')) or max(23, count // about))
+def images_at_lines(directory: Path, act: Callable[[], Any], file: str) -> Images:
+    """Do this, and look at the directory at each line; ``file`` of the source must be among those that ran."""
+    images = Images(directory)
+    sys.settrace(images)
+    try:
+        act()
+    finally:
+        sys.settrace(None)
+    assert len(images.found) > 3
+    assert file in images.files
+    return images
+
+
+def put(image: Image, directory: Path) -> None:
+    """Have these files in a directory, and no others."""
+    shutil.rmtree(directory)
+    directory.mkdir()
+    for name, data in image:
+        (directory / name).write_bytes(data)
+
+
+def copy(model: Path, directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    shutil.copytree(model, directory)
+
+
+def kill_at_line(line: int, open_buffer: Callable[[], StoreBuffer], act: Callable[[StoreBuffer], Any]) -> None:
+    """Do this in a child, until it is killed."""
+
+    def work(tell: Callable[[], None]) -> None:
+        buffer = open_buffer()
+        sys.settrace(KilledAtLine(line))
+        act(buffer)
+
+    assert Child(work).wait() == -9
 
 
 def add_optional(buffer: StoreBuffer) -> None:
@@ -424,33 +489,30 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
     for i in range(6, 12):
         save.push(transition(i), {'loaded': i})
     save.save_data(str(tmp_path / 'save'))
-    run_until(tmp_path, name, None)
-    for line in lines_to_kill_at(tmp_path / 'count', RARE[name][1]):
-        run_until(tmp_path, name, line)
-        buffer = reopened(tmp_path / 'copy')
-        assert buffer.check() == [], f'line {line}'
-        check_rare(name, buffer, before)
-        if name != 'load' or contents(buffer) == before:
-            assert all(each == kept_before.get(index, each) for index, each in kept(buffer).items()), f'line {line}'
-        buffer.push({'other': torch.ones(3)} if 'other' in buffer.table.columns else transition(5))
-        assert buffer.check() == []
-        buffer.close()
+    directory, act = tmp_path / 'copy', RARE[name][0]
+    copy(tmp_path / 'model', directory)
+    buffer = sampled(directory)
+    images = images_at_lines(directory, lambda: act(buffer), RARE[name][1])
+    buffer.close()
+    for image, line in images.found.items():
+        put(image, directory)
+        check_killed(name, directory, line, before, kept_before)
+    for line in images.lines_to_kill_at():
+        copy(tmp_path / 'model', directory)
+        kill_at_line(line, lambda: sampled(directory), act)
+        check_killed(name, directory, line, before, kept_before)
 
 
-def run_until(directory: Path, name: str, line: Optional[int]) -> None:
-    """Do it in a child on a copy, until it is killed; without a line, count them."""
-    shutil.rmtree(directory / 'copy', ignore_errors=True)
-    shutil.copytree(directory / 'model', directory / 'copy')
-
-    def work(tell: Callable[[], None]) -> None:
-        buffer = sampled(directory / 'copy')
-        tracer = KilledAtLine(line)
-        sys.settrace(tracer)
-        RARE[name][0](buffer)
-        sys.settrace(None)
-        tracer.write(directory / 'count')
-
-    assert Child(work).wait() == (0 if line is None else -9)
+def check_killed(name: str, path: Path, line: int, before: List[tuple], kept_before: Dict[str, tuple]) -> None:
+    """What was killed at a line opens, and has what it had or should get; and it goes on."""
+    buffer = reopened(path)
+    assert buffer.check() == [], f'line {line}'
+    check_rare(name, buffer, before)
+    if name != 'load' or contents(buffer) == before:
+        assert all(each == kept_before.get(index, each) for index, each in kept(buffer).items()), f'line {line}'
+    buffer.push({'other': torch.ones(3)} if 'other' in buffer.table.columns else transition(5))
+    assert buffer.check() == []
+    buffer.close()
 
 
 def reopened(path: Path) -> StoreBuffer:

@@ -14,7 +14,7 @@ from ding_store.buffer.persistence.commits import encode_note
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
-KILLS = int(os.environ.get('DING_STORE_KILLS', '120'))
+KILLS = int(os.environ.get('DING_STORE_KILLS', '40'))
 
 
 def test_killed_anywhere(tmp_path: Path) -> None:

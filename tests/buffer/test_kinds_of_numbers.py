@@ -1,16 +1,14 @@
 """Numbers whose kind changes from element to element: one kind holds them without loss, or the element is refused."""
 
-import shutil
-import sys
+import contextlib
 from pathlib import Path
-from typing import Any, Callable, List, Optional
+from typing import Any, List
 
 import numpy as np
 import pytest
 import torch
-from crashes import Child
 from ding.utils.data import default_collate
-from test_durable import KilledAtLine, lines_to_kill_at
+from test_durable import copy, images_at_lines, kill_at_line, put
 
 from ding_store.buffer import StoreBuffer
 from ding_store.errors import SchemaMismatch
@@ -139,33 +137,32 @@ WIDENED = {
 @pytest.mark.parametrize('name', WIDENED)
 def test_column_killed_while_it_is_widened_loses_nothing(name: str, tmp_path: Path) -> None:
     before, widen, after = WIDENED[name]
+    directory = tmp_path / 'copy'
     model = StoreBuffer(6, path=str(tmp_path / 'model'))
     model.extend_elements([element(value) for value in before])
     model.close()
 
-    def killed_at(line: Optional[int]) -> List[Any]:
-        """Widen the column of a copy in a child that is killed at a line. Return the values that are left."""
-        shutil.rmtree(tmp_path / 'copy', ignore_errors=True)
-        shutil.copytree(tmp_path / 'model', tmp_path / 'copy')
+    def opened() -> StoreBuffer:
+        return StoreBuffer(6, path=str(directory))
 
-        def work(tell: Callable[[], None]) -> None:
-            buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
-            tracer = KilledAtLine(line)
-            sys.settrace(tracer)
-            widen(buffer)
-            sys.settrace(None)
-            tracer.write(tmp_path / 'count')
+    def check_left(line: int) -> None:
+        """Check what a process left that was killed at this line."""
+        with contextlib.closing(opened()) as buffer:
+            assert buffer.check() == []
+            values = [item.data['value'] for item in buffer]
+            assert values in (before, after), f'line {line}'
+            buffer.push(element(0.25))
+            assert [item.data['value'] for item in buffer] == [*map(float, values), 0.25]
+            assert buffer.check() == []
 
-        assert Child(work).wait() == (0 if line is None else -9)
-        buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
-        assert buffer.check() == []
-        values = [item.data['value'] for item in buffer]
-        buffer.push(element(0.25))
-        assert [item.data['value'] for item in buffer] == [*map(float, values), 0.25]
-        assert buffer.check() == []
-        buffer.close()
-        return values
-
-    assert killed_at(None) == after
-    for line in lines_to_kill_at(tmp_path / 'count', 'table/shape.py', about=12):
-        assert killed_at(line) in (before, after), f'line {line}'
+    copy(tmp_path / 'model', directory)
+    with contextlib.closing(opened()) as buffer:
+        images = images_at_lines(directory, lambda: widen(buffer), 'table/shape.py')
+        assert [item.data['value'] for item in buffer] == after
+    for image, line in images.found.items():
+        put(image, directory)
+        check_left(line)
+    for line in images.lines_to_kill_at():
+        copy(tmp_path / 'model', directory)
+        kill_at_line(line, opened, widen)
+        check_left(line)

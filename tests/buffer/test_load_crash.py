@@ -16,7 +16,7 @@ from ding_store.buffer.elements import elements
 from ding_store.buffer.table.table import Table
 
 #: ``scripts/crash.sh`` asks for more.
-KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 5
+KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 5
 
 CAPACITY, BATCH = 60, 4
 #: How many elements each save has, and what their numbers begin at.

@@ -1,7 +1,7 @@
 """Warm outputs: memory is used again when nobody holds the batch, and never before."""
 
 import gc
-from typing import Any, Callable, Dict
+from typing import Any, Callable, Dict, Iterator
 
 import numpy as np
 import pytest
@@ -13,6 +13,16 @@ from ding_store.buffer.sequences import unrolled
 from ding_store.buffer.table import narrowing
 from ding_store.buffer.table import outputs as outputs_of
 from ding_store.buffer.table.outputs import MAX_WARM, WarmOutputs
+
+
+@pytest.fixture(autouse=True, scope='module')
+def _small_heap() -> Iterator[None]:
+    """What was there before is not looked at again by each ``gc.collect``."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
 
 SPECS = {'x': (np.dtype(np.float32), (5,)), 'y': (np.dtype(np.int64), ())}
 

@@ -1,11 +1,9 @@
 """Killed at any moment, a buffer of whole episodes with a path is sound; and the test would notice if it were not."""
 
 import os
-import shutil
-import sys
 import zlib
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ from crashes import (
     DELETED,
     PUSHED,
     UPDATED,
-    Child,
     Opened,
     Worker,
     crash_repeatedly,
@@ -24,14 +21,14 @@ from crashes import (
     noticed,
     verified,
 )
-from test_durable import KilledAtLine, lines_to_kill_at
+from test_durable import copy, images_at_lines, kill_at_line, put
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.packed import PackedColumn
 
 #: ``scripts/crash.sh`` asks for more.
-KILLS = int(os.environ.get('DING_STORE_KILLS', '120')) // 4
+KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 4
 
 CAPACITY, MAX_CHUNK = 40, 5
 
@@ -143,25 +140,26 @@ def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
     save.save_data(str(tmp_path / 'save'))
     model.close()
 
-    def until(line: Any) -> List[tuple]:
-        shutil.rmtree(tmp_path / 'copy', ignore_errors=True)
-        shutil.copytree(tmp_path / 'model', tmp_path / 'copy')
+    def opened() -> StoreBuffer:
+        return StoreBuffer(6, path=str(directory))
 
-        def work(tell: Callable[[], None]) -> None:
-            buffer = StoreBuffer(6, path=str(tmp_path / 'copy'))
-            tracer = KilledAtLine(line)
-            sys.settrace(tracer)
-            change(buffer, tmp_path)
-            sys.settrace(None)
-            tracer.write(tmp_path / 'count')
+    def act(buffer: StoreBuffer) -> None:
+        change(buffer, tmp_path)
 
-        assert Child(work).wait() == (0 if line is None else -9)
-        return read(tmp_path / 'copy')
-
-    before, after = read(tmp_path / 'model'), until(None)
+    directory, before = tmp_path / 'copy', read(tmp_path / 'model')
+    copy(tmp_path / 'model', directory)
+    buffer = opened()
+    images = images_at_lines(directory, lambda: act(buffer), file)
+    buffer.close()
+    after = read(directory)
     assert len(after) == count
-    for line in lines_to_kill_at(tmp_path / 'count', file):
-        assert until(line) in (before, after), f'line {line}'
+    for image, line in images.found.items():
+        put(image, directory)
+        assert read(directory) in (before, after), f'line {line}'
+    for line in images.lines_to_kill_at():
+        copy(tmp_path / 'model', directory)
+        kill_at_line(line, opened, act)
+        assert read(directory) in (before, after), f'line {line}'
 
 
 class NamesFirst(PackedColumn):

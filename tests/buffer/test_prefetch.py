@@ -3,11 +3,7 @@
 import contextlib
 import copy
 import multiprocessing
-import os
-import runpy
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import Future
@@ -17,6 +13,7 @@ from typing import Any, Callable, List
 import numpy as np
 import pytest
 import torch
+from crashes import Child, shared_words
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
@@ -254,7 +251,9 @@ def test_queue_of_a_full_table() -> None:
 @pytest.mark.parametrize('how', ['evict', 'delete', 'clear', 'resize', 'load'])
 def test_rows_that_left_do_not_come(how: str, tmp_path: Path) -> None:
     buffer = filled(prefetch=3, seed=0)
-    buffer.save_data(str(tmp_path / 'saved'))
+    other = StoreBuffer(100)
+    other.extend_elements([transition(500 + i) for i in range(100)])
+    other.save_data(str(tmp_path / 'other'))
     for _ in range(20):
         buffer.sample_batch(8)
         if how == 'evict':
@@ -268,10 +267,6 @@ def test_rows_that_left_do_not_come(how: str, tmp_path: Path) -> None:
             buffer.clear()
             buffer.extend_elements([transition(first + i) for i in range(20)])
         else:
-            other = filled(prefetch=0)
-            for i in range(100):
-                other.update(str(i), transition(500 + i))
-            other.save_data(str(tmp_path / 'other'))
             buffer.load_data(str(tmp_path / 'other'))
         live = set(buffer.table.rows_by_age().tolist())
         batch = buffer.sample_batch(8)
@@ -369,7 +364,7 @@ def test_while_others_write() -> None:
     done = threading.Event()
 
     def write() -> None:
-        for start in range(200, 20_000, 40):
+        for start in range(200, 6000, 40):
             buffer.extend_elements([transition(start + i) for i in range(40)])
         done.set()
 
@@ -384,71 +379,53 @@ def test_while_others_write() -> None:
     assert done.is_set()
 
 
-_SCRIPT = """
-import sys
-import torch
-from ding_store.buffer import StoreBuffer
-buffer = StoreBuffer(500, path=sys.argv[1], prefetch=4)
-for i in range(10**9):
-    buffer.push({'x': torch.full((64,), float(i))})
-    if i > 64:
-        buffer.sample_batch(32)
-    if i == 2000:
-        print('busy', flush=True)
-"""
-
-
 def test_a_killed_process_leaves_its_table_sound(tmp_path: Path) -> None:
-    command = [sys.executable, '-c', _SCRIPT, str(tmp_path / 'rows')]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, 'OMP_NUM_THREADS': '1'})
-    assert process.stdout is not None
-    assert process.stdout.readline() == b'busy\n'
-    process.send_signal(signal.SIGKILL)
-    process.wait(60)
-    process.stdout.close()
-    buffer = StoreBuffer(500, path=str(tmp_path / 'rows'), prefetch=4)
+    path = str(tmp_path / 'rows')
+
+    def work(tell: Callable[[], None]) -> None:
+        buffer = StoreBuffer(100, path=path, prefetch=4)
+        for i in range(10**9):
+            buffer.push({'x': torch.full((64,), float(i))})
+            if i > 64:
+                buffer.sample_batch(32)
+            if i == 400:
+                tell()
+
+    kill_when_told(work)
+    buffer = StoreBuffer(100, path=path, prefetch=4)
     assert buffer.check() == []
     batch = buffer.sample_batch(64)
     assert batch.data.x[:, 0].tolist() == batch.rows.tolist()
     buffer.close()
 
 
-_KEPT = """
-import sys
-import numpy as np
-from ding_store.buffer import Fifo, RateLimiter, StoreBuffer, Uniform, limited
+def kill_when_told(work: Callable[[Callable[[], None]], None]) -> None:
+    child = Child(work)
+    for _ in range(2):  # It tells us that it began by itself.
+        child.wait_until_told()
+    assert child.kill() == -signal.SIGKILL
 
-def opened(path, kind, prefetch):
+
+def opened(path: str, kind: str, prefetch: int) -> StoreBuffer:
     sampler = limited(Fifo(2) if kind == 'queue' else Uniform(0), max_times_sampled=2)
     limiter = RateLimiter(1, samples_per_insert=2.0, error_buffer=500.0, max_insert=60, max_sample=6, timeout_s=0.0)
     return StoreBuffer(60, path=path, sampler=sampler, limiter=limiter, prefetch=prefetch)
 
-if __name__ == '__main__':
-    buffer = opened(sys.argv[1], sys.argv[2], prefetch=3)
-    buffer.extend({'x': np.arange(60, dtype=np.float32)})
-    for _ in range(4):
-        print(*buffer.sample_batch(6).rows, flush=True)
-    sys.stdin.read()
-"""
-
 
 @pytest.mark.parametrize('kind', ['queue', 'random'])
 def test_what_was_drawn_ahead_at_a_kill_is_not_lost_and_counts_for_nothing(kind: str, tmp_path: Path) -> None:
-    script = tmp_path / 'kept.py'
-    script.write_text(_KEPT)
-    command = [sys.executable, str(script), str(tmp_path / 'rows'), kind]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, 'OMP_NUM_THREADS': '1'}
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    delivered = [list(map(int, process.stdout.readline().split())) for _ in range(4)]
-    process.send_signal(signal.SIGKILL)  # with three batches drawn and not delivered
-    process.wait(60)
-    process.stdin.close()
-    process.stdout.close()
-    uses = Counter(row for batch in delivered for row in batch)
-    buffer = runpy.run_path(str(script))['opened'](str(tmp_path / 'rows'), kind, prefetch=0)
+    path, delivered = str(tmp_path / 'rows'), shared_words(24)
+
+    def work(tell: Callable[[], None]) -> None:
+        buffer = opened(path, kind, prefetch=3)
+        buffer.extend({'x': np.arange(60, dtype=np.float32)})
+        delivered[:] = np.concatenate([buffer.sample_batch(6).rows for _ in range(4)])
+        tell()
+        threading.Event().wait(60)
+
+    kill_when_told(work)  # with three batches drawn and not delivered
+    uses = Counter(delivered.tolist())
+    buffer = opened(path, kind, prefetch=0)
     rows = buffer.table.rows_by_age()
     assert rows.tolist() == [row for row in range(60) if uses[row] < 2]
     assert buffer.sampler.uses_of(rows).tolist() == [uses[row] for row in rows.tolist()]

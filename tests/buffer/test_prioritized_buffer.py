@@ -248,6 +248,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(buffer, 'update_priorities', update)
     frozen: List[int] = []
+    num_updates = cfg.policy.learn.update_per_collect
     gc.unfreeze()
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         env = BaseEnvManagerV2([lambda: DingEnvWrapper(gym.make('CartPole-v0')) for _ in range(4)], cfg.env.manager)
@@ -256,7 +257,8 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         weights: List[Any] = []
 
         def forward(data: Any, plain: Any = policy.learn_mode.forward) -> Any:
-            frozen.append(gc.get_freeze_count())
+            if len(frozen) < 2 * num_updates:  # it looks at each object that is frozen
+                frozen.append(gc.get_freeze_count())
             weights.append(data.priority_IS if collate == 'auto' else torch.cat([each.priority_IS for each in data]))
             return plain(data)
 
@@ -270,7 +272,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         task.run(max_step=30)
         num_iterations = task.ctx.train_iter
     assert num_iterations >= 60
-    num_updates = cfg.policy.learn.update_per_collect
+    assert len(frozen) == 2 * num_updates
     assert set(frozen[:num_updates]) == {0}, 'before it first has trained'
     assert min(frozen[num_updates:]) > 10_000
     OffPolicyLearner(cfg, learn, buffer, collate=collate)

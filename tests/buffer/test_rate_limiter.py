@@ -1,6 +1,7 @@
 """RateLimiter: who waits for whom, deadlines, and that two sides never wait for each other."""
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -15,6 +16,9 @@ from hypothesis import strategies as st
 from ding_store.buffer import Fifo, Prioritized, StoreBuffer, Uniform, limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
+
+#: How many times as many examples of the properties are tried as in the suite.
+MORE = int(os.environ.get('DING_STORE_MORE_EXAMPLES', '1'))
 
 
 def test_no_sample_before_the_minimal_size() -> None:
@@ -115,7 +119,7 @@ def can_deadlock(least: int, ratio: float, error: int, max_insert: int, batch: i
     return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100 * MORE, deadline=None)
 @given(
     least=st.integers(1, 8),
     ratio=st.integers(1, 4),
@@ -138,7 +142,7 @@ def test_exactly_what_can_deadlock_is_refused(
     assert refused == stuck or (is_queue and refused)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=70 * MORE, deadline=None)
 @given(
     least=st.integers(1, 8),
     quarters=st.integers(1, 12),
@@ -254,7 +258,7 @@ SAMPLERS = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15 * MORE, deadline=None)
 @given(data=st.data())
 def test_one_side_can_always_go_on(data: Any) -> None:
     times = data.draw(st.integers(1, 4))
@@ -282,7 +286,7 @@ def test_one_side_can_always_go_on(data: Any) -> None:
         assert gone_on
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50 * MORE, deadline=None)
 @given(data=st.data())
 def test_the_ratio_stays_within_the_tolerance_whatever_is_asked_for(data: Any) -> None:
     ratio = data.draw(st.sampled_from([0.1, 0.5, 1.0, 3.0, 8.0]))

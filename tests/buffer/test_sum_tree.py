@@ -1,14 +1,16 @@
 """The sum tree: compiled and in numpy, against plain sums."""
 
+import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Callable, List
 
 import numpy as np
 import pytest
+from crashes import Child
+from ding.utils import BUFFER_REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,17 +144,28 @@ def test_of_a_slot_that_is_repeated_the_last_mass_counts(compiled: bool) -> None
     assert (tree.total, tree.smallest) == (0.0, np.inf)
 
 
-def run_python(code: str, **environment: str) -> str:
-    """Run code in a fresh process; returns what it printed last."""
-    env = {**os.environ, 'PYTHONPATH': str(ROOT), **environment}
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', code], env=env, capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+@pytest.fixture
+def run_python(tmp_path: Path) -> Callable[..., str]:
+    """Runs code in a forked process that imports ding_store anew; returns what it printed last."""
+
+    def run(code: str, root: Path = ROOT, **environment: str) -> str:
+        def work(tell: Callable[[], None]) -> None:
+            os.environ.update(environment)
+            sys.dont_write_bytecode = True
+            for name in [name for name in sys.modules if name.partition('.')[0] == 'ding_store']:
+                del sys.modules[name]
+            BUFFER_REGISTRY.pop('store')  # It is registered anew.
+            sys.path.insert(0, str(root))
+            with open(tmp_path / 'printed', 'w') as printed, contextlib.redirect_stdout(printed):
+                exec(code, {})
+
+        assert Child(work).wait() == 0
+        return (tmp_path / 'printed').read_text().splitlines()[-1]
+
+    return run
 
 
-def test_numba_is_imported_only_when_a_tree_is_made() -> None:
+def test_numba_is_imported_only_when_a_tree_is_made(run_python: Callable[..., str]) -> None:
     # DI-engine may import it by itself: what counts is who asks for it.
     code = (
         'import builtins\n'
@@ -171,7 +184,7 @@ def test_numba_is_imported_only_when_a_tree_is_made() -> None:
     assert run_python(code, DING_STORE_NO_NUMBA='0') == "[] ['numba']"
 
 
-def test_without_numba() -> None:
+def test_without_numba(run_python: Callable[..., str]) -> None:
     code = (
         'import sys\n'
         'sys.modules["numba"] = None\n'
@@ -184,22 +197,23 @@ def test_without_numba() -> None:
     assert run_python(code, DING_STORE_NO_NUMBA='0') == 'False 38'
 
 
-def test_an_install_that_cannot_be_written_to(tmp_path: Path) -> None:
+def test_an_install_that_cannot_be_written_to(tmp_path: Path, run_python: Callable[..., str]) -> None:
     pytest.importorskip('numba')
     package = tmp_path / 'ding_store'
     shutil.copytree(ROOT / 'ding_store', package, ignore=shutil.ignore_patterns('__pycache__', '*.nb?'))
     # Root may write anywhere, but nobody may make a directory where a file is.
-    (package / 'buffer' / '__pycache__').write_text('')
+    (package / 'buffer' / 'kernels' / '__pycache__').write_text('')
     (tmp_path / 'home').write_text('')
     code = (
         'import numpy as np\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
-        'tree = SumTree(20)\n'
-        'tree.set(np.arange(20), np.ones(20))\n'
-        'print(tree.is_compiled, tree.total, tree.find(np.array([7.5]))[0])'
+        'from ding_store.buffer.kernels.draw_kernels import SPREAD, spread\n'
+        'from ding_store.compiled.compiler import with_compiler\n'
+        'made = with_compiler(lambda compiled: compiled(SPREAD, spread))\n'
+        'uniforms = np.array([0.5, 0.5])\n'
+        'made(uniforms, 8.0)\n'
+        'print(made.py_func.__code__.co_filename, made.signatures != [], uniforms.tolist())'
     )
     table_dir = str(tmp_path / 'home')
-    printed = run_python(
-        code, PYTHONPATH=str(tmp_path), HOME=table_dir, XDG_CACHE_HOME=table_dir, PYTHONDONTWRITEBYTECODE='1'
-    )
-    assert printed == 'True 20.0 7'
+    printed = run_python(code, root=tmp_path, HOME=table_dir, XDG_CACHE_HOME=table_dir)
+    assert printed == f'{package}/buffer/kernels/draw_kernels.py True [2.0, 6.0]'
+    assert list(tmp_path.rglob('*.nb?')) == []
