@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -73,9 +73,9 @@ def _bars(
     axis: Axes,
     title: str,
     names: Sequence[str],
-    values: Dict[str, Values],
+    values: Mapping[str, Values],
     form: Callable[[float], str],
-    texts: Optional[Dict[str, Sequence[str]]] = None,
+    texts: Optional[Mapping[str, Sequence[str]]] = None,
     bounds: Values = (),
     required: Values = (),
     is_log: bool = True,

@@ -200,8 +200,11 @@ def single_section(result: Dict[str, Any]) -> Section:
             ],
         )
         store = part['sides'].get('store', {})
-        bound = [('copy_per_s', number), ('gather_per_s', number), ('bound_headroom', times)]
-        cells = [_cell(store, name, form) for name, form in bound]
+        cells = [
+            _cell(store, 'copy_per_s', number),
+            _cell(store, 'gather_per_s', number),
+            _cell(store, 'bound_headroom', times),
+        ]
         groups.append((_facts(row, part), [_required(row), *lines, Line('bound', cells)]))
     return Section('One process', 'job', ['add/s', 'sample/s', 'headroom', 'memory'], groups)
 

@@ -11,7 +11,13 @@ from typing import Any, Optional, Sequence
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'site')
 #: Modules after whose execution patches are applied.
-TRIGGERS = ('ding.config.config', 'ding.framework.middleware', 'ding.data.buffer', 'ding.worker')
+TRIGGERS = (
+    'ding.config.config',
+    'ding.framework.middleware',
+    'ding.data.buffer',
+    'ding.worker',
+    'ding_store.middleware.pipeline',
+)
 
 
 def install() -> None:
@@ -20,6 +26,7 @@ def install() -> None:
     import ding.framework.middleware  # noqa: F401
     import ding.worker  # noqa: F401
 
+    import ding_store.middleware.pipeline  # noqa: F401
     from ding_store.hook import patches
 
     for trigger in TRIGGERS:

@@ -12,7 +12,6 @@ from ding_store.environment import Environment, read_environment
 from ding_store.errors import ConfigError
 from ding_store.hook.configs import write_beside
 from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
-from ding_store.middleware.plain_parts import STOCK
 
 #: Name in DI-engine -> its replacement.
 REPLACED: Dict[str, str] = {
@@ -72,7 +71,7 @@ def _note(kind: str, plain: str = '') -> None:
 
 
 def apply(trigger: str) -> None:
-    """Patch a module of DI-engine that has just been imported, once."""
+    """Patch a module that has just been imported, once."""
     if trigger not in _done:
         _done.add(trigger)
         {
@@ -80,6 +79,7 @@ def apply(trigger: str) -> None:
             'ding.framework.middleware': _patch_middleware,
             'ding.data.buffer': _patch_buffer,
             'ding.worker': _patch_worker,
+            'ding_store.middleware.pipeline': _patch_pipeline,
         }[trigger](sys.modules[trigger])
 
 
@@ -109,14 +109,16 @@ def parts() -> Any:
     from ding_store.middleware.pipeline import Pipeline
 
     if not _pipelines:
-        made = Pipeline(StoreConfig.from_block({}, environment=_environment()))
-        if not _pipelines:  # it was made before ``_patch_pipeline`` could record it
-            _pipelines.append(made)
+        Pipeline(StoreConfig.from_block({}, environment=_environment()))  # which records itself
     return _pipelines[-1]
 
 
-def _patch_pipeline(kind: Any) -> None:
-    """Record each pipeline that a script makes, because its parts and the replaced ones must work together."""
+def _patch_pipeline(module: Any) -> None:
+    """
+    Record each pipeline that a script makes, because its parts and the replaced ones must work together. Note each part
+    that it makes on the store.
+    """
+    kind = module.Pipeline
     make = kind.__init__
 
     @functools.wraps(make)
@@ -124,8 +126,18 @@ def _patch_pipeline(kind: Any) -> None:
         make(self, config)
         if config.enable:
             _pipelines.append(self)
+            for name, part in KIND_OF.items():
+                setattr(self, name, functools.partial(_noted, part, getattr(self, name)))
 
     kind.__init__ = __init__
+
+
+def _noted(kind: str, make: Callable, *args: Any, **kwargs: Any) -> Any:
+    """Make a part of a pipeline on the store, and note its kind. A process that needs no exchanger gets a void one."""
+    made = make(*args, **kwargs)
+    if type(made).__name__ != 'VoidMiddleware':
+        _note(kind)
+    return made
 
 
 def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], tuple] = lambda: ()) -> Any:
@@ -134,13 +146,12 @@ def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], 
     class can be subclassed: a user's subclass stays DI-engine's. ``isinstance`` accepts both kinds of instances.
     """
 
+    # Not at the top of this file: the import of ``middleware`` is itself a trigger, which needs this module.
+    from ding_store.middleware.plain_parts import STOCK
+
     def make(*args: Any, **kwargs: Any) -> Any:
         _note_use(name)
-        made = make_ours(*args, **kwargs)
-        kind = KIND_OF.get(stock.__name__)
-        if kind is not None and type(made).__name__ != 'VoidMiddleware':
-            _note(kind)
-        return made
+        return make_ours(*args, **kwargs)
 
     if not isinstance(stock, type):
         stand_in_for = functools.wraps(stock)(make)
@@ -163,9 +174,8 @@ def _standing_in(name: str, stock: Any, make_ours: Callable, ours: Callable[[], 
 
 
 def _patch_middleware(module: Any) -> None:
-    from ding_store.middleware.pipeline import MIDDLEWARE, Pipeline
+    from ding_store.middleware.pipeline import MIDDLEWARE
 
-    _patch_pipeline(Pipeline)
     functional = sys.modules['ding.framework.middleware.functional']
     for part in MIDDLEWARE:
         stock = getattr(module, part)

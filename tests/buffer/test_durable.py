@@ -536,6 +536,7 @@ def check_rare(name: str, buffer: StoreBuffer, before: List[tuple]) -> None:
     new = [index for index in found if int(index) >= 14]
     if name == 'extend':
         assert new in ([], ['14', '15', '16', '17'])
+        assert [number(found[index].data) for index in new] == list(map(int, new))
         assert buffer.committed == ({'cursor': 1} if new else None)
     for index, value, meta in before:
         if index in found and not (name == 'update' and index == '8'):

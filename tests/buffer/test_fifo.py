@@ -8,6 +8,7 @@ from typing import List
 
 import pytest
 from elements import number, transition
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
@@ -168,4 +169,4 @@ class FifoModel(RuleBasedStateMachine):
 
 
 TestFifoModel = FifoModel.TestCase
-TestFifoModel.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestFifoModel.settings = settings(max_examples=15 * MORE, stateful_step_count=25, deadline=None)

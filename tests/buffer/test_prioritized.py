@@ -6,6 +6,7 @@ from typing import Any, Dict, List
 
 import numpy as np
 import pytest
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -515,5 +516,5 @@ class RankPrioritiesModel(PrioritiesModel):
 
 TestPrioritiesModel = PrioritiesModel.TestCase
 TestRankPrioritiesModel = RankPrioritiesModel.TestCase
-TestPrioritiesModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPrioritiesModel.settings = settings(max_examples=20 * MORE, stateful_step_count=40, deadline=None)
 TestRankPrioritiesModel.settings = TestPrioritiesModel.settings

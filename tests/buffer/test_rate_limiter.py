@@ -1,7 +1,6 @@
 """RateLimiter: who waits for whom, deadlines, and that two sides never wait for each other."""
 
 import contextlib
-import os
 import threading
 from pathlib import Path
 from typing import Any, Callable, Optional
@@ -10,15 +9,13 @@ import numpy as np
 import pytest
 import torch
 from ding.data.buffer import DequeBuffer
+from examples import MORE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ding_store.buffer import Fifo, Prioritized, StoreBuffer, Uniform, limited
 from ding_store.buffer.sampling.rate_limiter import RateLimiter
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
-
-#: How many times as many examples of the properties are tried as in the suite.
-MORE = int(os.environ.get('DING_STORE_MORE_EXAMPLES', '1'))
 
 
 def test_no_sample_before_the_minimal_size() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
@@ -216,4 +217,4 @@ class SequenceUsesModel(SequenceModel):
 
 
 TestSequenceUses = SequenceUsesModel.TestCase
-TestSequenceUses.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestSequenceUses.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)

@@ -4,6 +4,7 @@ from typing import Any, Dict, List
 
 import numpy as np
 import torch
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -163,4 +164,4 @@ class SequenceModel(RuleBasedStateMachine):
 
 
 TestSequenceModel = SequenceModel.TestCase
-TestSequenceModel.settings = settings(max_examples=50, stateful_step_count=25, deadline=None)
+TestSequenceModel.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)

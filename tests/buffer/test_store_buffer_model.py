@@ -7,6 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 from elements import number, transition
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -137,4 +138,4 @@ class BufferModel(RuleBasedStateMachine):
 
 
 TestBufferModel = BufferModel.TestCase
-TestBufferModel.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestBufferModel.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)

@@ -5,6 +5,7 @@ import tempfile
 from typing import Dict, List, Tuple
 
 import numpy as np
+from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -107,6 +108,6 @@ class DurableTableModel(TableModel):
 
 
 TestDurableTableModel = DurableTableModel.TestCase
-TestDurableTableModel.settings = settings(max_examples=25, stateful_step_count=25, deadline=None)
+TestDurableTableModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)
 TestTableModel = TableModel.TestCase
-TestTableModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestTableModel.settings = settings(max_examples=30 * MORE, stateful_step_count=30, deadline=None)

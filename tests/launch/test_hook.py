@@ -230,6 +230,20 @@ def test_what_was_not_on_the_store_is_named_at_the_end(tmp_path):
     ]
 
 
+def test_parts_of_a_pipeline_are_named_at_the_end(tmp_path):
+    """A script with the flag makes them itself."""
+    said = said_at_the_end(
+        """
+        from ding_store.middleware import pipeline
+
+        parts = pipeline({'store': {'enable': True}, 'exp_name': 'r'})
+        parts.DequeBuffer(size=4)
+        """,
+        tmp_path,
+    )
+    assert said == ['on the store: replay']
+
+
 def test_a_command_without_the_store_says_so_at_the_end(tmp_path):
     (said,) = said_at_the_end('import ding.data', tmp_path)
     assert said.startswith('on the store: nothing of this command. It made no replay buffer')
