@@ -16,9 +16,10 @@ from ding.utils.data.collate_fn import ttorch_collate
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import Sampler, Uniform
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.group_choice import IndexedGroupChoice
 from ding_store.buffer.table.row_choices import (
     GroupChoice,

@@ -7,11 +7,11 @@ from typing import Any, Optional, Union
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.persistence.persisted import PersistedState
-from ding_store.buffer.persistence.persisted_priorities import PersistedPriorities
-from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.samplers.base import PrioritySampler, Sampler, check_is_sampler
+from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.persisted_priorities import PersistedPriorities
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.table.table import Keep
 from ding_store.errors import PriorityError
 

@@ -9,10 +9,11 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
-from ding_store.buffer.sampling.prefetch import Prefetch
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import Sampler, Uniform
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.prefetch import Prefetch
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.group_keys import GroupBy
 from ding_store.buffer.sequences.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
 from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled

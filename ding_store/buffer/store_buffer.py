@@ -9,19 +9,20 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
-from ding_store.buffer import ding_adapters
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.deque_views import IndexView, StorageView
+from ding_store.buffer.ding import middleware as ding_middleware
+from ding_store.buffer.ding.views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
 from ding_store.buffer.persistence.persisted import checked_view_name
 from ding_store.buffer.priorities import Priorities, keeping
-from ding_store.buffer.sampling.prefetch import Prefetch
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import Sampler, Uniform
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.prefetch import Prefetch
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequence_sampling import SequenceSampling
 from ding_store.buffer.table.narrowing import widened_columns
@@ -363,12 +364,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             Add middleware between callers and the buffer. The first one added is the outermost. DI-engine's middleware
             that keep their own tables are replaced by adapters, which follow every row that leaves.
         """
-        ding_adapters.use(self._middleware, func, self)
+        ding_middleware.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ding_adapters.PriorityAdapter, ding_adapters.UseCountAdapter)):
+            if isinstance(middleware, (ding_middleware.PriorityAdapter, ding_middleware.UseCountAdapter)):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -489,7 +490,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             if self._priorities is not None and twin._priorities is not None:
                 twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, ding_adapters.PriorityAdapter):
+                if isinstance(own, ding_middleware.PriorityAdapter):
                     copied.loaded()
                     copied.load_state_dict(own.state_dict())
         return twin

@@ -12,7 +12,7 @@ from ding.framework import task
 from ding.framework.task import VoidMiddleware
 from ditk import logging
 
-from ding_store.buffer.sampling.samplers import generators_of
+from ding_store.buffer.samplers.base import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig

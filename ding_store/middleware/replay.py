@@ -14,7 +14,7 @@ from ding.framework.middleware.functional import data_processor, reward_estimato
 from ditk import logging
 
 from ding_store.buffer.gc_freeze import leave_out_of_collections, take_back_into_collections
-from ding_store.buffer.sampling.samplers import PrioritySampler
+from ding_store.buffer.samplers.base import PrioritySampler
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table.narrowing import widened_columns

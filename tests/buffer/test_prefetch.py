@@ -20,7 +20,7 @@ import torch
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
-from ding_store.buffer.sampling.prefetch import Prefetch
+from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
 
 

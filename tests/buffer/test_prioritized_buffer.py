@@ -15,7 +15,7 @@ from easydict import EasyDict
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
-from ding_store.buffer.sampling.samplers import PrioritySampler
+from ding_store.buffer.samplers.base import PrioritySampler
 from ding_store.errors import ConfigError, PriorityError, SchemaMismatch
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ding_store.buffer.sampling.sum_tree import SumTree
+from ding_store.buffer.samplers.sum_tree import SumTree
 from ding_store.compiled.compiler import NO_NUMBA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +163,7 @@ def test_numba_is_imported_only_when_a_tree_is_made() -> None:
         '    return plain(name, globals, *args, **kwargs)\n'
         'builtins.__import__ = spy\n'
         'import ding_store.buffer\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
+        'from ding_store.buffer.samplers.sum_tree import SumTree\n'
         'before = list(asked)\n'
         'SumTree(8)\n'
         'print(before, asked)'
@@ -175,7 +175,7 @@ def test_without_numba() -> None:
     code = (
         'import sys\n'
         'sys.modules["numba"] = None\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
+        'from ding_store.buffer.samplers.sum_tree import SumTree\n'
         'import numpy as np\n'
         'tree = SumTree(40)\n'
         'tree.set(np.arange(40), np.ones(40))\n'
@@ -193,7 +193,7 @@ def test_an_install_that_cannot_be_written_to(tmp_path: Path) -> None:
     (tmp_path / 'home').write_text('')
     code = (
         'import numpy as np\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
+        'from ding_store.buffer.samplers.sum_tree import SumTree\n'
         'tree = SumTree(20)\n'
         'tree.set(np.arange(20), np.ones(20))\n'
         'print(tree.is_compiled, tree.total, tree.find(np.array([7.5]))[0])'

@@ -7,7 +7,7 @@ from typing import List, Optional
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.samplers.base import not_enough
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.row_choices import Draw, GroupChoice
 from ding_store.buffer.table.rows import RowIndex

@@ -9,8 +9,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
-from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.samplers.prioritized import Prioritized, check_count, moved
+from ding_store.buffer.samplers.slot_set import SlotSet
 from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import PriorityError

@@ -8,9 +8,10 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.sampling.samplers import Uniform, not_enough
-from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.use_counts import UseCounts
+from ding_store.buffer.samplers.base import not_enough
+from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.uniform import Uniform
+from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex

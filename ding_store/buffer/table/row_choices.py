@@ -9,7 +9,7 @@ import numpy as np
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.samplers import Sampler, not_enough
+from ding_store.buffer.samplers.base import Sampler, not_enough
 from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex
 from ding_store.errors import RowGone

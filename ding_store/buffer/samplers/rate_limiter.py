@@ -11,8 +11,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.persistence.commits import CommitRecord
-from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.samplers import Sampler, is_within
+from ding_store.buffer.samplers.base import Sampler, is_within
+from ding_store.buffer.samplers.fifo import Fifo
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 
 #: Tolerance for ratios such as 0.1. Without it, rounding could make both sides wait at the same point.

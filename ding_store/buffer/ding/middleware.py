@@ -12,7 +12,7 @@ from ding.data.buffer.middleware import PriorityExperienceReplay
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.list_sampling import Samples
-from ding_store.buffer.sampling.prioritized import Prioritized
+from ding_store.buffer.samplers.prioritized import Prioritized
 from ding_store.buffer.sequences.group_runs import GroupRuns
 from ding_store.buffer.table.row_choices import check_sample_arguments, split
 from ding_store.buffer.table.rows import RowIndex

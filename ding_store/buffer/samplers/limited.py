@@ -14,8 +14,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.persistence.persisted import PersistedState
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
-from ding_store.buffer.sampling.use_counts import UseCounts
+from ding_store.buffer.samplers.base import PrioritySampler, Sampler, check_is_sampler
+from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.errors import ConfigError, SchemaMismatch
 

@@ -9,9 +9,9 @@ import torch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.pending_slots import PendingSlots
-from ding_store.buffer.sampling.samplers import is_within, not_enough
-from ding_store.buffer.sampling.sum_tree import SumTree
+from ding_store.buffer.samplers.base import is_within, not_enough
+from ding_store.buffer.samplers.pending_slots import PendingSlots
+from ding_store.buffer.samplers.sum_tree import SumTree
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError

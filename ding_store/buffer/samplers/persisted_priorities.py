@@ -10,7 +10,7 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.slot_values import SlotValues
-from ding_store.buffer.sampling.samplers import PrioritySampler
+from ding_store.buffer.samplers.base import PrioritySampler
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.buffer.table.table import Keep

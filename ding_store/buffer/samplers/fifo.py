@@ -14,7 +14,7 @@ from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.persisted import PersistedState
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.samplers.base import not_enough
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, T
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.sampling.samplers import Sampler
+from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.table.row_choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
