@@ -3,7 +3,7 @@
 from ding_store.buffer.ding.wrapper import StoreBufferWrapper
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
-from ding_store.buffer.samplers.limited import limited
+from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
@@ -15,6 +15,7 @@ from ding_store.buffer.table.table import Table
 __all__ = [
     'Batch',
     'Fifo',
+    'Limited',
     'Prioritized',
     'RankPrioritized',
     'RateLimiter',

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
-from contextlib import nullcontext
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Tuple, Union
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -17,13 +16,11 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.samplers.base import Sampler
-from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.choices import Sampled
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
-from ding_store.buffer.sequences.group_choice import IndexedGroupChoice
+from ding_store.buffer.sequences.group_choice import GroupChoice, IndexedGroupChoice
 from ding_store.buffer.table.row_choices import (
-    GroupChoice,
-    Sampled,
     by_age,
     by_indices,
     by_live_rows,
@@ -49,6 +46,7 @@ class ListSampling:
     _elements: Elements
     _uniform: Uniform
     _sampler: Sampler
+    _sampling_together: Callable[[int], ContextManager[Callable[[Array], None]]]
     #: True if the last sample found too few elements.
     _is_short: bool = False
 
@@ -107,35 +105,28 @@ class ListSampling:
         Raises:
             - IndexError: The buffer has fewer elements.
         """
-        return self._read(by_age(operator.index(idx)), warm=False)[0]
+        return self._read(by_age(operator.index(idx)), warm=False)[1][0]
 
     def get_by_index(self, index: str) -> BufferedData:
         """
         Raises:
             - RowGone: The buffer has no such element. RowGone is a KeyError, as in DequeBuffer.
         """
-        return self._read(by_indices([index]), warm=False)[0]
+        return self._read(by_indices([index]), warm=False)[1][0]
 
     def _deliver(self, choose: Choose, size: int) -> List[BufferedData]:
         if isinstance(choose, Sampled):
-            return choose.deliver(self._read, self._elements.delete, self.limiter)
+            return choose.deliver(self._read, self._elements.delete, self.limiter)[1]
         if not isinstance(choose, (GroupChoice, IndexedGroupChoice)):
-            return self._read(choose)
+            return self._read(choose)[1]
         # A group counts as one sample, and so does a sequence.
-        with self.limiter.sampling(size) if self.limiter is not None else nullcontext():
-            return self._read_groups(choose)
-
-    def _read_groups(self, choose: Choose) -> List[BufferedData]:
-        limits = self._sampler
-        if not isinstance(limits, Limited):
-            return self._read(choose)
-        with limits.lock:
-            limits.prepare()
-            items = self._read(choose)
-            limits.use(np.array([int(item.index) for item in items], np.int64))
+        with self._sampling_together(size) as use:
+            rows, items = self._read(choose)
+            use(rows)
             return items
 
-    def _read(self, choose: Choose, warm: bool = True) -> List[BufferedData]:
+    def _read(self, choose: Choose, warm: bool = True) -> Tuple[Array, List[BufferedData]]:
+        """Return the row numbers of the chosen rows, and their items."""
         read = self._elements.read(choose, warm)
         items, seen = [], set()
         for row, data, meta in zip(read.rows.tolist(), read.elements, read.metas):
@@ -146,10 +137,10 @@ class ListSampling:
                 item = BufferedData(data=fastcopy.copy(data), index=item.index, meta=fastcopy.copy(meta))
             seen.add(row)
             items.append(item)
-        return items
+        return read.rows, items
 
     def _read_live(self, rows: Array) -> List[BufferedData]:
-        return self._read(by_live_rows(rows), warm=False)
+        return self._read(by_live_rows(rows), warm=False)[1]
 
     def _grouped(
         self, key: str, size: int, replace: bool, unroll_len: Optional[int], sample_range: Optional[slice]

@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, ContextManager, Iterator, Optional, TypeVar, Union
+from contextlib import contextmanager
+from typing import Any, Callable, ContextManager, Iterator, Optional
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.samplers.base import Sampler
-from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.choices import AT_ONCE, Sampled, T
 from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.group_keys import GroupBy
-from ding_store.buffer.sequences.sequence_priorities import PrioritizedSequenceChoice, SequencePrioritized
 from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice, SequenceKind
-from ding_store.buffer.table.row_choices import Sampled, check_sample_arguments
-
-T = TypeVar('T')
-
-_AT_ONCE = nullcontext()
-
-
-def _use_nothing(rows: Array) -> None:
-    """Do nothing: no limit counts these rows."""
-
-
-_UNLIMITED = nullcontext(_use_nothing)
+from ding_store.buffer.table.row_choices import check_sample_arguments
 
 
 class SequenceSampling:
@@ -86,18 +74,12 @@ class SequenceSampling:
         index = self._elements.sequences.index(groupby, done)
         elements, uniform, ahead = self._elements, self._uniform, self._prefetch
 
-        limits = self._sampler if isinstance(self._sampler, Limited) else None
-        sampler = self._sampler if limits is None else limits.sampler
-        by_priority = sampler if isinstance(sampler, SequencePrioritized) else None
+        by_priority = self._sampler.sequence_sampler
         share_rows = stride < num_steps or replace or by_priority is not None
-        kind = SequenceKind(
-            index, num_steps, stride, limits.start_uses() if limits is not None and share_rows else None
-        )
+        kind = SequenceKind(index, num_steps, stride, self._sampler.start_uses() if share_rows else None)
 
-        def choose() -> Union[SequenceChoice, PrioritizedSequenceChoice]:
-            if by_priority is not None:
-                return PrioritizedSequenceChoice(kind, by_priority, size, replace)
-            return SequenceChoice(kind, uniform, size, replace)
+        def choose() -> SequenceChoice:
+            return SequenceChoice(kind, uniform, size, replace, by_priority)
 
         def read(chosen: Choose) -> Any:
             return read_sequences(elements, chosen, num_steps)
@@ -106,11 +88,11 @@ class SequenceSampling:
         key = ('sequences', id(index), index.num_forgotten, id(by_priority), size, num_steps, stride, replace)
         with self._sampling_together(size, kind.delivered if share_rows else None) as use:
             found = read(chosen) if ahead is None else ahead.next(key, chosen, read)
-            batch = Batch(*found)._replace(weights=getattr(chosen, 'weights', None))
-            use(batch.rows)
+            rows, data, decode = found
+            use(rows)
         if ahead is not None:
             ahead.draw(key, choose, read, by_priority)
-        return batch
+        return Batch(data, rows, decode, chosen.weights)
 
     def sample_episodes(
         self, size: int, groupby: GroupBy, done: str = 'done', max_length: Optional[int] = None, replace: bool = False
@@ -135,9 +117,9 @@ class SequenceSampling:
             max_length = integer('max_length', max_length, 1, TypeError)
         index = self._elements.sequences.index(groupby, done)
         choose = EpisodeChoice(index, self._uniform, size, replace, max_length)
-        if replace and isinstance(self._sampler, Limited) and self._sampler.max_times_sampled is not None:
+        if replace and self._sampler.start_uses() is not None:
             raise TypeError(
-                f'replace would exceed max_times_sampled ({self._sampler.max_times_sampled}), which limits each row of '
+                f'replace would exceed max_times_sampled ({self._sampler.max_times}), which limits each row of '
                 'an episode. Sample without replace, or sample view(Uniform()), which has no limit.'
             )
         with self._sampling_together(size) as use:
@@ -158,7 +140,8 @@ class SequenceSampling:
         choose = Sampled(self._sampler, size, replace, sample_range)
         elements = self._elements
         read = self._read_sampled('time-major', choose, lambda chosen: read_unrolled(elements, chosen))
-        return Batch(*read)._replace(weights=choose.weights)
+        rows, data, decode = read
+        return Batch(data, rows, decode, choose.weights)
 
     def _read_sampled(self, kind: str, choose: Sampled, read: Callable[[Choose], T]) -> T:
         """Read a sampler's choice, now or ahead. Either way it is counted now and waits for the limiter now."""
@@ -170,33 +153,27 @@ class SequenceSampling:
         ahead.draw(key, choose.again, read, self._sampler)
         return batch
 
+    @contextmanager
     def _sampling_together(
         self, size: int, use: Optional[Callable[[Array], None]] = None
-    ) -> ContextManager[Callable[[Array], None]]:
+    ) -> Iterator[Callable[[Array], None]]:
         """
         Open a sample of rows that the sampler does not draw one by one, but whose limits hold. The caller passes the
         rows to the function that this yields: ``use``, or by default one that deletes each row that is used up.
         """
-        limits = self._sampler
-        if not isinstance(limits, Limited):
-            return _UNLIMITED if self.limiter is None else self._limited(size, None, _use_nothing)
-        return self._limited(size, limits, use or (lambda rows: limits.use(rows.reshape(-1))))
+        sampler = self._sampler
+        # A sequence counts as one sample, like an element that is a sequence.
+        with self._sampling(size), sampler.lock or AT_ONCE:
+            sampler.prepare()
+            yield use or self._use
 
-    @contextmanager
-    def _limited(
-        self, size: int, limits: Optional[Limited], use: Callable[[Array], None]
-    ) -> Iterator[Callable[[Array], None]]:
-        with self._sampling(size):
-            if limits is None:
-                yield use
-                return
-            with limits.lock:
-                limits.prepare()
-                yield use
+    def _use(self, rows: Array) -> None:
+        used_up = self._sampler.used(rows.reshape(-1))
+        if used_up is not None and len(used_up):
+            self._elements.delete(used_up)
 
     def _sampling(self, num_items: int) -> ContextManager[None]:
-        # A sequence counts as one sample, like an element that is a sequence.
-        return _AT_ONCE if self.limiter is None else self.limiter.sampling(num_items)
+        return AT_ONCE if self.limiter is None else self.limiter.sampling(num_items)
 
     def _inserting(self, num_rows: int) -> ContextManager[None]:
-        return _AT_ONCE if self.limiter is None else self.limiter.inserting(num_rows)
+        return AT_ONCE if self.limiter is None else self.limiter.inserting(num_rows)

@@ -16,23 +16,17 @@ from ding_store.buffer.ding import middleware as ding_middleware
 from ding_store.buffer.ding.views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.list_sampling import ListSampling
-from ding_store.buffer.persistence.persisted import checked_view_name
-from ding_store.buffer.priorities import Priorities, keeping
-from ding_store.buffer.samplers.base import Sampler
-from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.persistence.persisted import PersistedState, checked_view_name
+from ding_store.buffer.samplers.base import Sampler, check_is_sampler
+from ding_store.buffer.samplers.choices import Sampled
 from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequence_sampling import SequenceSampling
 from ding_store.buffer.table.narrowing import widened_columns
-from ding_store.buffer.table.row_choices import (
-    Sampled,
-    by_rows,
-    check_sample_arguments,
-    to_row,
-)
-from ding_store.buffer.table.table import Keep, Table
+from ding_store.buffer.table.row_choices import by_rows, check_sample_arguments, to_row
+from ding_store.buffer.table.table import Table
 from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
@@ -42,7 +36,7 @@ logger = logging.getLogger(__name__)
 __all__ = ['Batch', 'StoreBuffer']
 
 
-class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
+class StoreBuffer(ListSampling, SequenceSampling, Buffer):
     """
     Overview:
         A replay buffer in memory-mapped columns. Use it in place of DI-engine's DequeBuffer. The ``index`` of an item
@@ -163,11 +157,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         if priority is None:
             with self._inserting(_num_rows(columns)):
                 return self._elements.extend(columns, schema, commit, meta=meta, narrowed=narrowed)
-        sampler = self._with_priorities()
-        values = sampler.check(priority, _num_rows(columns))
+        values = self._sampler.check(priority, _num_rows(columns))
         with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, keeping(sampler, values), meta, narrowed)
-        sampler.insert(rows, values)
+            rows = self._elements.extend(columns, schema, commit, self._sampler.recording(values), meta, narrowed)
+        self._sampler.insert(rows, values)
         return rows
 
     def extend_elements(
@@ -184,11 +177,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
-        keep: Optional[Keep] = None
-        if priority is not None:
-            sampler = self._with_priorities()
-            values = sampler.check(priority, len(elements))
-            keep = keeping(sampler, values)
+        values = None if priority is None else self._sampler.check(priority, len(elements))
         if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
@@ -196,9 +185,10 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
                 self.commit(commit)
         else:
             with self._inserting(len(elements)):
+                keep = None if values is None else self._sampler.recording(values)
                 rows = self._elements.append(elements, metas, commit, keep)
-        if priority is not None:
-            sampler.insert(rows, values)
+        if values is not None:
+            self._sampler.insert(rows, values)
         return rows
 
     def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
@@ -217,9 +207,21 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             return self._collated(size, replace, sample_range)
         choose = Sampled(self._sampler, size, replace, sample_range)
         read = self._elements.read_batch
-        is_simple = self._prefetch is None and self.limiter is None and choose.delivered is None
-        rows, data, elements = read(choose) if is_simple else self._read_sampled('batch', choose, read)
+        rows, data, elements = self._read_sampled('batch', choose, read)
         return Batch(data, rows, elements, choose.weights)
+
+    def update_priorities(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            Set new priorities, after a training step on these rows. If a row is repeated, its last priority counts.
+            Rows that are gone are skipped, and the sampler counts them. O(B log(size)).
+        Arguments:
+            - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
+            - priority: ``(B,)``, finite numbers >= 0.
+        Raises:
+            - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
+        """
+        self._sampler.update(rows, priority)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
@@ -345,6 +347,20 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             raise
         former.close()
 
+    def _sample_with(self, sampler: Sampler, name: Optional[str] = '') -> None:
+        """Sample the table with this sampler. In a table with a path its state is kept under a name, if it has one."""
+        check_is_sampler(sampler)
+        sampler.attach(self.table.index, self._elements)
+        if name is not None and self.table.table_dir is not None:
+            sampler.persist_to(PersistedState(self.table.table_dir, name))
+        self._sampler = sampler
+
+    def _keep_counts(self) -> None:
+        table, table_dir = self.table, self.table.table_dir
+        if table_dir is not None and self.limiter is not None:
+            record = table_dir.record('limiter', of_rows=False)
+            self.limiter.keep(record, lambda: table.next_row - table_dir.num_skipped)
+
     def limit_with(self, limiter: RateLimiter) -> None:
         """
         Overview:
@@ -460,8 +476,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         if sampler is not None:
             if self.limiter is not None:
                 self.limiter.check_sampler(sampler)
-            self._attach(sampler)
-            view._sampler, view._priorities = sampler, self._kept(sampler, name)
+            view._sample_with(sampler, name)
             view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, sampler)
         return view
 
@@ -481,14 +496,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
         with self.table.write_lock:
             twin._elements = save_files.duplicate(self._elements, memo)
-            twin._attach(twin._sampler)
-            if isinstance(self._sampler, Limited) and isinstance(twin._sampler, Limited):
-                twin._sampler.take_over(self._sampler)
+            twin._sample_with(twin._sampler)
+            twin._sampler.take_over(self._sampler)
             twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table, twin._sampler)
             if twin.limiter is not None:
                 twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
-            if self._priorities is not None and twin._priorities is not None:
-                twin._priorities.load_state(self._priorities.state())
             for own, copied in zip(self._middleware, twin._middleware):
                 if isinstance(own, ding_middleware.PriorityAdapter):
                     copied.loaded()

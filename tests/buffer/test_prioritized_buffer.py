@@ -15,7 +15,6 @@ from easydict import EasyDict
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
-from ding_store.buffer.samplers.base import PrioritySampler
 from ding_store.errors import ConfigError, PriorityError, SchemaMismatch
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
 
@@ -35,7 +34,7 @@ def columns(count: int) -> Any:
 @pytest.mark.parametrize('kind', BOTH)
 def test_batches_weights_and_updates(kind: Any) -> None:
     buffer = filled(130, kind=kind)
-    assert isinstance(buffer.sampler, PrioritySampler)
+    assert buffer.sampler.has_priorities
     batch = buffer.sample_batch(16)
     assert batch.weights.tolist() == [1.0] * 16 or kind is RankPrioritized
     buffer.update_priorities(np.arange(30, 130), [1e4 if row == 77 else 1e-3 for row in range(30, 130)])

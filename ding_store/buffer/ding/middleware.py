@@ -138,7 +138,7 @@ class PriorityAdapter(PriorityExperienceReplay):
         with index.lock:
             slots = self.sampler.choose(index, size, True, limits)
             # Without weights, beta does not advance.
-            return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
+            return index.row_of_slot[slots], self.sampler.weights(slots) if self.IS_weight else np.ones(len(slots))
 
     def _draw_groups(
         self,

@@ -288,8 +288,7 @@ class StoreBufferWrapper:
             self._priorities = Prioritized(**self.settings.priority_settings())
             sampler = self._with_limits(self._priorities)
             before, self.buffer = self.buffer, self.buffer.view(sampler=sampler)
-            if isinstance(sampler, Limited) and isinstance(before.sampler, Limited):
-                sampler.take_over(before.sampler)
+            sampler.take_over(before.sampler)
         return self._priorities is not None
 
     def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[float]]]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import Kernels
-from ding_store.buffer.samplers.base import not_enough
+from ding_store.buffer.samplers.base import Sampler, not_enough, private
 from ding_store.buffer.table.rows import RowIndex
 
 
-class Uniform:
+class Uniform(Sampler):
     """
     Overview:
         Samples every row with the same probability. O(size) for any length of the table.
@@ -31,11 +31,8 @@ class Uniform:
             raise not_enough(size, len(members))
         return self.pick(members, size, replace, index.kernels)
 
-    def attach(self, index: RowIndex) -> None:
-        """Do nothing: this sampler keeps no state per row."""
-
-    def weigh(self, slots: Array) -> Optional[Array]:
-        return None
+    def generators(self) -> List[np.random.RandomState]:
+        return private(self._random)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> Uniform:
         """Return a sampler on numpy's global generator if this one uses it, else on a copy of this one's generator."""
