@@ -11,7 +11,7 @@ from ding.data.buffer import BufferedData
 from ding.data.buffer.middleware import PriorityExperienceReplay
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.list_sampling import Samples
+from ding_store.buffer.ding.lists import Items
 from ding_store.buffer.samplers.prioritized import Prioritized
 from ding_store.buffer.sequences.group_runs import GroupRuns
 from ding_store.buffer.table.row_choices import check_sample_arguments, split
@@ -99,16 +99,16 @@ class PriorityAdapter(PriorityExperienceReplay):
         """The exponent of the importance weights now."""
         return self.sampler.beta
 
-    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Samples:
+    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Items:
         options = {**dict(zip(_OPTIONS, args)), **kwargs}
         if options.get('indices'):
-            read: Samples = chain(size, **options)
+            read: Items = chain(size, **options)
             return read  # Reads by index draw nothing.
         groupby, unroll_len, limits = (options.pop(name, None) for name in ('groupby', 'unroll_len', 'sample_range'))
         replace, ignore = (options.pop(name, False) for name in ('replace', 'ignore_insufficient'))
         num_drawn, _ = check_sample_arguments(size, options.pop('indices', None), groupby, unroll_len, limits)
         try:
-            with self.buffer._sampling(num_drawn):
+            with self.buffer._samples.sampling(num_drawn):
                 index = self.buffer.table.index
                 if groupby is None:
                     rows, weights = self._draw(index, num_drawn, limits)
@@ -262,7 +262,7 @@ class AgeLimitAdapter:
             kwargs['train_iter_sample_data'], args = args[0], args[1:]
         return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
 
-    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
+    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Items:
         before = self._buffer.table.rows_by_age()
         rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
         if len(rows) < len(before):  # Some lack the key or left meanwhile. Only this case needs the search below.
@@ -270,7 +270,7 @@ class AgeLimitAdapter:
             for row in without[self._buffer.table.contains(without)].tolist():
                 raise KeyError(f'row {row} has no meta {_COLLECTED!r}. Push every row with it to use staleness_check.')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
-        result: Samples = chain(*args, **options)
+        result: Items = chain(*args, **options)
         for item in _items_of(result):
             # This bypasses the row's own meta, which would keep the key for later samples.
             dict.__setitem__(item.meta, 'staleness', now - item.meta[_COLLECTED])
@@ -289,7 +289,7 @@ class SampleRangeAdapter:
         return chain(*args, **kwargs)
 
 
-def _items_of(result: Samples) -> List[BufferedData]:
+def _items_of(result: Items) -> List[BufferedData]:
     """Return the items of a sample or of groups, without padding."""
     items = [item for each in result for item in (each if isinstance(each, list) else [each])]
     return [item for item in items if item.index is not None]
