@@ -1,6 +1,6 @@
 """The replay buffer: the table of memory-mapped columns, DI-engine's buffer over it, and the config type 'store'."""
 
-from ding_store.buffer.ding.wrapper import StoreBufferWrapper
+from ding_store.buffer.config_pipeline.wrapper import StoreBufferWrapper
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
 from ding_store.buffer.samplers.limited import Limited, limited

@@ -10,6 +10,7 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.elements.elements import Choose, Elements
+from ding_store.buffer.elements.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.samplers.base import Sampler, check_is_sampler
 from ding_store.buffer.samplers.choices import AT_ONCE, Sampled, T
@@ -17,7 +18,6 @@ from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.group_keys import GroupBy
-from ding_store.buffer.sequences.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.sequences.sequences import EpisodeChoice, SequenceChoice, SequenceKind
 from ding_store.buffer.table.row_choices import check_sample_arguments
 from ding_store.errors import ConfigError

@@ -17,6 +17,7 @@ from ding_store.buffer.ding import middleware as ding_middleware
 from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_index
 from ding_store.buffer.ding.views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.persistence.persisted import checked_view_name
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
@@ -24,7 +25,6 @@ from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequences.group_keys import GroupBy
-from ding_store.buffer.sequences.sequence_reads import Episodes
 from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.row_choices import by_age, by_indices, by_rows, check_sample_arguments, to_row
 from ding_store.buffer.table.table import Table

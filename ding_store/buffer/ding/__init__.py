@@ -1,1 +1,1 @@
-"""DI-engine's view of the replay: views, equivalents of its buffer middleware, and the config type 'store'."""
+"""DI-engine's view of the replay: list sampling, index and storage views, equivalents of its buffer middleware."""

@@ -11,11 +11,11 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_layout import ElementLayout
-from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
 from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output

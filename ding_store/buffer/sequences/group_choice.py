@@ -7,8 +7,8 @@ from typing import Callable, List, Optional
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.metas.groups import Groups
 from ding_store.buffer.samplers.base import not_enough
-from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
 from ding_store.buffer.table.rows import RowIndex
 

@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.metas import MetaStore
+from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.samplers.base import Sampler, not_enough
 from ding_store.buffer.samplers.choices import Choice
 from ding_store.buffer.samplers.slot_set import SlotSet

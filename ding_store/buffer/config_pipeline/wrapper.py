@@ -12,7 +12,7 @@ from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.ding.throughput import Throughput
+from ding_store.buffer.config_pipeline.throughput import Throughput
 from ding_store.buffer.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.buffer.samplers.base import Sampler, not_enough
 from ding_store.buffer.samplers.fifo import Fifo
