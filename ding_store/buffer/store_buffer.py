@@ -480,15 +480,17 @@ class StoreBuffer(Buffer):
     def use(self, func: Callable) -> StoreBuffer:
         """
         Overview:
-            Add middleware between callers and the buffer. The first one added is the outermost. DI-engine's middleware
-            that keep their own tables are replaced by adapters, which follow every row that leaves.
+            Add middleware between callers and the buffer. The first one added is the outermost. A
+            PriorityExperienceReplay is replaced by its equivalent, which follows every row that leaves.
+            ``ding_store.buffer.ding`` has equivalents of ``use_time_check``, ``staleness_check`` and
+            ``sample_range_view``.
         """
         ding_middleware.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ding_middleware.PriorityAdapter, ding_middleware.UseCountAdapter)):
+            if isinstance(middleware, ding_middleware.Equivalent):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -577,9 +579,8 @@ class StoreBuffer(Buffer):
             for own in self._middleware:
                 copied = copy.deepcopy(own, memo)
                 twin._middleware.append(copied)
-                if isinstance(own, ding_middleware.PriorityAdapter):
-                    copied.loaded()
-                    copied.load_state_dict(own.state_dict())
+                if isinstance(copied, ding_middleware.Equivalent):
+                    copied.take_over(own)
         return twin
 
 
