@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -42,6 +42,9 @@ class Limited(Sampler):
         - ConfigError: There is no limit, or one is out of range.
     """
 
+    #: Serializes samples: a sample must not return rows that another one is using up.
+    lock: ContextManager[Any]
+
     def __init__(
         self,
         sampler: Sampler,
@@ -60,7 +63,6 @@ class Limited(Sampler):
         check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
-        #: Serializes samples: a sample must not return rows that another one is using up.
         self.lock = sampler.lock or hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
         self._rows: Optional[StoredRows] = None
