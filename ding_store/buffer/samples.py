@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional
 
 from ding_store.buffer.arguments import integer
@@ -100,7 +100,11 @@ class Samples:
     def batch(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
         """Sample one collated batch."""
         choose = Sampled(self.sampler, size, replace, sample_range)
-        rows, data, decode = self._read('batch', choose, self._elements.read_batch)
+        elements = self._elements
+        if self.prefetch is None:
+            rows, data, decode = choose.deliver(elements.read_batch, elements.delete, self.limiter)
+        else:
+            rows, data, decode = self._read('batch', choose, elements.read_batch)
         return Batch(data, rows, decode, choose.weights)
 
     def time_major(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
@@ -178,17 +182,24 @@ class Samples:
         ahead.draw(key, choose.again, read, self.sampler)
         return batch
 
-    @contextmanager
-    def together(self, size: int, use: Optional[Callable[[Array], None]] = None) -> Iterator[Callable[[Array], None]]:
+    def together(
+        self, size: int, use: Optional[Callable[[Array], None]] = None
+    ) -> ContextManager[Callable[[Array], None]]:
         """
         Open a sample of rows that the sampler does not draw one by one, but whose limits hold. The caller passes the
         rows to the function that this yields: ``use``, or by default one that deletes each row that is used up.
         """
-        sampler = self.sampler
+        if self.limiter is not None or self.sampler.lock is not None:
+            return self._together(size, use or self._use)
+        self.sampler.prepare()
+        return nullcontext(use or self._use)
+
+    @contextmanager
+    def _together(self, size: int, use: Callable[[Array], None]) -> Iterator[Callable[[Array], None]]:
         # A sequence counts as one sample, like an element that is a sequence.
-        with self.sampling(size), sampler.lock or AT_ONCE:
-            sampler.prepare()
-            yield use or self._use
+        with self.sampling(size), self.sampler.lock or AT_ONCE:
+            self.sampler.prepare()
+            yield use
 
     def _use(self, rows: Array) -> None:
         used_up = self.sampler.used(rows.reshape(-1))

@@ -333,7 +333,7 @@ class StoreBuffer(Buffer):
         Raises:
             - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
         """
-        self.sampler.update(rows, priority)
+        self._samples.sampler.update(rows, priority)
 
     def gather_batch(self, rows: Array) -> Batch:
         """

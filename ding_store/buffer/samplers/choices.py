@@ -23,7 +23,10 @@ class Choice:
         the last choice, or of the choice made ahead that took its place.
     """
 
-    weights: Optional[Array] = None
+    __slots__ = ('weights',)
+
+    def __init__(self) -> None:
+        self.weights: Optional[Array] = None
 
     def __call__(self, index: RowIndex) -> Array:
         raise NotImplementedError(f'{type(self).__name__} must choose slots')
@@ -36,7 +39,10 @@ class Choice:
 class Sampled(Choice):
     """A choice of rows by a sampler."""
 
+    __slots__ = ('_sampler', '_size', '_replace', '_range')
+
     def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
+        self.weights = None
         self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
 
     def __call__(self, index: RowIndex) -> Array:
@@ -73,13 +79,18 @@ class Sampled(Choice):
             - delete (:obj:`Callable`): Deletes the rows that must leave.
             - ahead (:obj:`Optional[DrawsAhead]`): The object that draws in advance.
         """
+        lock = self._sampler.lock
+        if limiter is None and lock is None:
+            return self._deliver(read, delete, ahead)
+        with AT_ONCE if limiter is None else limiter.sampling(self._size), lock or AT_ONCE:
+            return self._deliver(read, delete, ahead)
+
+    def _deliver(self, read: Callable[[Sampled], T], delete: Callable[[Array], None], ahead: Optional[DrawsAhead]) -> T:
         sampler = self._sampler
-        with AT_ONCE if limiter is None else limiter.sampling(self._size):
-            with sampler.lock or AT_ONCE:
-                sampler.sampled_by(ahead)
-                sampler.prepare()
-                result = read(self)
-                leaving = sampler.delivered(result[0])
-                if leaving is not None and len(leaving):
-                    delete(leaving)
-                return result
+        sampler.sampled_by(ahead)
+        sampler.prepare()
+        result = read(self)
+        leaving = sampler.delivered(result[0])
+        if leaving is not None and len(leaving):
+            delete(leaving)
+        return result

@@ -13,7 +13,7 @@ from ding_store.buffer.persistence.persisted import PersistedState
 from ding_store.buffer.samplers.base import Record, Sampler, StoredRows, is_within, not_enough, private
 from ding_store.buffer.samplers.pending_slots import PendingSlots
 from ding_store.buffer.samplers.persisted_priorities import PersistedPriorities
-from ding_store.buffer.samplers.sum_tree import SumTree
+from ding_store.buffer.samplers.sum_tree import SumTree, spread
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
@@ -128,12 +128,14 @@ class Prioritized(Sampler):
         Raises:
             - NotEnoughData: There are fewer than ``size`` rows, or no rows with ``replace``, or none with a priority.
         """
-        self.attach(index)
+        if index is not self._index:
+            self.attach(index)
         self._pending.flush()
         if sample_range is not None:
             return self._choose_within(index.slots_by_age()[sample_range], size, replace)
         check_count(size, index.count, replace, self._tree.total)
-        return self._tree.find(self._targets(size, self._tree.total))
+        # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
+        return self._tree.draw(self._random.random_sample(size))
 
     def weights(self, slots: Array) -> Array:
         """
@@ -320,16 +322,6 @@ class Prioritized(Sampler):
     def _start(self, capacity: int) -> None:
         self._tree = SumTree(capacity)
 
-    def _targets(self, size: int, total: float) -> Array:
-        # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
-        targets = self._random.random_sample(size)
-        if self._tree.kernels is not None:
-            self._tree.kernels.spread(targets, total)
-            return targets
-        targets += np.arange(size)
-        targets *= total / size
-        return targets
-
     def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
         """Choose among these slots only. O(len(slots))."""
         masses = self._tree.masses[slots]
@@ -340,7 +332,7 @@ class Prioritized(Sampler):
         """Draw places in this array, in proportion to its masses."""
         running = np.cumsum(masses)
         total = float(running[-1])
-        targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
+        targets = np.minimum(spread(self._random.random_sample(size), total), np.nextafter(total, 0.0))
         picked: Array = np.searchsorted(running, targets, side='right')
         return picked
 

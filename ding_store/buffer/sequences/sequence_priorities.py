@@ -113,7 +113,7 @@ class SequencePrioritized(Prioritized):
         return state
 
     def _find(self, size: int) -> Array:
-        return self._tree.find(self._targets(size, self._tree.total))
+        return self._tree.draw(self._random.random_sample(size))
 
     def _with_mass(self, slots: Array) -> Array:
         with_mass: Array = slots[self._tree.masses[slots] > 0]

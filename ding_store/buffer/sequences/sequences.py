@@ -148,6 +148,7 @@ class SequenceChoice(Choice):
     def __init__(
         self, kind: SequenceKind, uniform: Uniform, size: int, replace: bool = False, sampler: Optional[Sampler] = None
     ) -> None:
+        super().__init__()
         self._kind, self._uniform, self._size, self._replace = kind, uniform, size, replace
         self._sampler = sampler
 
