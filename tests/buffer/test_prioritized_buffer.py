@@ -284,7 +284,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
     buffer.clear()
 
 
-def test_the_config_pipelines_buffer_keeps_its_priorities() -> None:
+def test_the_config_pipelines_buffer_keeps_its_priorities(tmp_path: Any) -> None:
     def make(size: int = 50, **options: Any) -> StoreBufferWrapper:
         cfg = StoreBufferWrapper.default_config()
         cfg.update(replay_buffer_size=size, **options)
@@ -308,6 +308,14 @@ def test_the_config_pipelines_buffer_keeps_its_priorities() -> None:
     smaller = make(size=20, priority=True)
     smaller.load_state_dict(buffer.state_dict())
     assert len(smaller.sample(20)) == 20
+    path = str(tmp_path / 'table')
+    kept = make(priority=True, path=path)
+    kept.load_state_dict(buffer.state_dict())
+    kept.close()
+    kept = make(priority=True, path=path)
+    again = kept.buffer.sampler.priorities_of(kept.buffer.table.rows_by_age())
+    assert again.tolist() == pytest.approx(priorities.tolist())
+    kept.close()
 
 
 def trainer_of(cfg: Any, forward: Any) -> Any:
