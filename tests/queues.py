@@ -11,5 +11,5 @@ def persistent_queue(buffer: StoreBuffer) -> StoreBuffer:
     queue = Fifo()
     view = buffer.view(queue)
     assert buffer.table.table_dir is not None
-    queue.keep(buffer.table.table_dir)
+    queue.persist_to(buffer.table.table_dir)
     return view

@@ -57,7 +57,7 @@ LAYERS: Dict[str, Set[str]] = {
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
 
-#: package -> its parts, in an order in which each imports only from those before it. `buffer` is not in it yet.
+#: package -> its parts, in an order in which each imports only from those before it.
 INNER_LAYERS: Dict[str, List[Set[str]]] = {
     'ding_store.storage': [
         {'base'},
@@ -67,6 +67,19 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'shared_memory'},
         {'memory_log'},
         {'memory', 'redis', 'embedded'},
+    ],
+    'ding_store.buffer': [
+        {'array_types', 'arguments', 'batch', 'forks', 'interrupts', 'thread_pool', 'train_batch', 'gc_freeze'},
+        {'kernels'},
+        {'persistence'},
+        {'table'},
+        {'samplers', 'metas'},
+        {'sequences'},
+        {'elements'},
+        {'samples', 'saving'},
+        {'ding'},
+        {'store_buffer'},
+        {'config_pipeline'},
     ],
 }
 

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
-from ding_store.buffer import ding_adapters
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
-from ding_store.buffer.deque_views import IndexView, StorageView
+from ding_store.buffer.ding import middleware as ding_middleware
+from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_index
+from ding_store.buffer.ding.views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.list_sampling import ListSampling
-from ding_store.buffer.priorities import Priorities, keeping
-from ding_store.buffer.sampling.prefetch import Prefetch
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, Uniform
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.elements.sequence_reads import Episodes
+from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.uniform import Uniform
+from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
-from ding_store.buffer.sequence_sampling import SequenceSampling
+from ding_store.buffer.sequences.group_keys import GroupBy
 from ding_store.buffer.table.narrowing import widened_columns
-from ding_store.buffer.table.row_choices import (
-    Sampled,
-    by_rows,
-    check_sample_arguments,
-    to_row,
-)
-from ding_store.buffer.table.table import Keep, Table
+from ding_store.buffer.table.row_choices import by_age, by_indices, by_rows, check_sample_arguments, to_row
+from ding_store.buffer.table.table import Table
 from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
@@ -40,7 +36,7 @@ logger = logging.getLogger(__name__)
 __all__ = ['Batch', 'StoreBuffer']
 
 
-class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
+class StoreBuffer(Buffer):
     """
     Overview:
         A replay buffer in memory-mapped columns. Use it in place of DI-engine's DequeBuffer. The ``index`` of an item
@@ -78,21 +74,30 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         limiter: Optional[RateLimiter] = None,
         prefetch: int = 0,
     ) -> None:
-        super().__init__(size=size)
-        self.sliced = sliced
-        self._uniform = Uniform(seed)
-        self._elements = Elements(integer('size', size, 1), path, fsync)
-        self.limiter: Optional[RateLimiter] = None
+        uniform = Uniform(seed)
+        elements = Elements(integer('size', size, 1), path, fsync)
         try:
-            self._sample_with(self._uniform if sampler is None else sampler)
-            depth = integer('prefetch', prefetch, 0)
-            self._prefetch = Prefetch(depth, self.table, self._sampler) if depth else None
+            samples = Samples(
+                elements, uniform if sampler is None else sampler, uniform, integer('prefetch', prefetch, 0)
+            )
             if limiter is not None:
-                self.limit_with(limiter)
+                samples.limit_with(limiter)
         except BaseException:
             # Otherwise a table with a path would stay locked for as long as the exception is referenced.
-            self._elements.close()
+            elements.close()
             raise
+        self._begin(elements, samples, sliced)
+
+    def _begin(self, elements: Elements, samples: Samples, sliced: bool) -> None:
+        """Set all parts of a buffer, of a view or of a copy. DI-engine's constructor would set ``size`` as well."""
+        self._middleware: List[Callable] = []
+        self._elements, self._samples, self.sliced = elements, samples, sliced
+        self._lists = Lists(elements, samples, sliced)
+
+    def _made_of(self, elements: Elements, samples: Samples) -> StoreBuffer:
+        made = type(self).__new__(type(self))
+        made._begin(elements, samples, self.sliced)
+        return made
 
     @property
     def table(self) -> Table:
@@ -101,7 +106,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     @property
     def sampler(self) -> Sampler:
         """The sampler that chooses the rows."""
-        return self._sampler
+        return self._samples.sampler
+
+    @property
+    def limiter(self) -> Optional[RateLimiter]:
+        """Makes samples and inserts wait for each other. None: neither waits."""
+        return self._samples.limiter
 
     @property
     def schema(self) -> Optional[Schema]:
@@ -118,7 +128,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
               actual leaf. Nothing changed.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        with self._inserting(1):
+        with self._samples.inserting(1):
             row, kept = self._elements.push(data, meta)
         return BufferedData(data=data, index=str(row), meta=kept)
 
@@ -159,12 +169,12 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             metas = None if meta is None else [dict(meta) for _ in elements]
             return self.extend_elements(elements, metas, priority=priority, commit=commit)
         if priority is None:
-            with self._inserting(_num_rows(columns)):
+            with self._samples.inserting(_num_rows(columns)):
                 return self._elements.extend(columns, schema, commit, meta=meta, narrowed=narrowed)
-        sampler = self._with_priorities()
+        sampler = self.sampler
         values = sampler.check(priority, _num_rows(columns))
-        with self._inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, keeping(sampler, values), meta, narrowed)
+        with self._samples.inserting(len(values)):
+            rows = self._elements.extend(columns, schema, commit, sampler.recording(values), meta, narrowed)
         sampler.insert(rows, values)
         return rows
 
@@ -182,22 +192,48 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
-        keep: Optional[Keep] = None
-        if priority is not None:
-            sampler = self._with_priorities()
-            values = sampler.check(priority, len(elements))
-            keep = keeping(sampler, values)
+        values = None if priority is None else self.sampler.check(priority, len(elements))
         if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
             if commit is not None:
                 self.commit(commit)
         else:
-            with self._inserting(len(elements)):
+            with self._samples.inserting(len(elements)):
+                keep = None if values is None else self.sampler.recording(values)
                 rows = self._elements.append(elements, metas, commit, keep)
-        if priority is not None:
-            sampler.insert(rows, values)
+        if values is not None:
+            self.sampler.insert(rows, values)
         return rows
+
+    @apply_middleware('sample')
+    def sample(
+        self,
+        size: Optional[int] = None,
+        indices: Optional[List[str]] = None,
+        replace: bool = False,
+        sample_range: Optional[slice] = None,
+        ignore_insufficient: bool = False,
+        groupby: Optional[str] = None,
+        unroll_len: Optional[int] = None,
+    ) -> Items:
+        """
+        Overview:
+            Sample elements, or read those of given indices in their order. Elements in columns are views of one
+            gathered batch, which stays in memory as long as any of them is referenced.
+        Arguments:
+            - sample_range (:obj:`Optional[slice]`): Sample only these elements, by age as in a list: -1 is the newest.
+            - ignore_insufficient (:obj:`bool`): Return ``[]`` if there are too few elements, instead of raising.
+            - groupby (:obj:`Optional[str]`): Key of the metas. The result is then a list of ``size`` groups. The
+              sampler does not draw groups, but its limits hold: each row's use counts, twice if its group came twice.
+            - unroll_len (:obj:`Optional[int]`): Return so many consecutive elements of each group. Every start is
+              equally likely.
+        Raises:
+            - NotEnoughData: There are fewer than ``size`` elements or groups.
+            - RowGone: One of ``indices`` is not in the buffer.
+            - TypeError: The arguments cannot be combined.
+        """
+        return self._lists.sample(size, indices, replace, sample_range, ignore_insufficient, groupby, unroll_len)
 
     def sample_batch(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
@@ -211,13 +247,92 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         if type(size) is not int or size < 1 or sample_range is not None:
             size, _ = check_sample_arguments(size, None, None, None, sample_range)
-        if self._middleware:
-            return self._collated(size, replace, sample_range)
-        choose = Sampled(self._sampler, size, replace, sample_range)
-        read = self._elements.read_batch
-        is_simple = self._prefetch is None and self.limiter is None and choose.delivered is None
-        rows, data, elements = read(choose) if is_simple else self._read_sampled('batch', choose, read)
-        return Batch(data, rows, elements, choose.weights)
+        if not self._middleware:
+            return self._samples.batch(size, replace, sample_range)
+        # Pass only the arguments that are set: a middleware may not accept the others.
+        options: Dict[str, Any] = {'replace': True} if replace else {}
+        if sample_range is not None:
+            options['sample_range'] = sample_range
+        return collated(self.sample(size=size, **options))  # By keyword: a middleware may have another first argument.
+
+    def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
+        """
+        Overview:
+            Sample elements that are sequences themselves: lists of T steps, or dicts of such lists. The buffer's
+            sampler chooses them, as in ``sample_batch``, and they are gathered step by step. ``data`` has leaves ``(T,
+            B, ...)``, or ``(B, ...)`` for leaves that a sequence has as a whole. ``rows`` and ``weights`` are ``(B,)``.
+        Raises:
+            - SchemaMismatch: The elements are not such sequences.
+        """
+        size, _ = check_sample_arguments(size, None, None, None, sample_range)
+        return self._samples.time_major(size, replace, sample_range)
+
+    def sample_sequences(
+        self,
+        size: int,
+        length: int,
+        groupby: Optional[GroupBy],
+        burn_in: int = 0,
+        done: Optional[str] = 'done',
+        overlap: Optional[int] = None,
+        replace: bool = False,
+    ) -> Batch:
+        """
+        Overview:
+            Sample ``size`` sequences of ``burn_in + length`` steps. No sequence crosses an episode's end or a group's
+            border. Every possible start is equally likely. With a SequencePrioritized sampler, starts come in
+            proportion to their priorities. The method gathers once: O(T B) for any buffer length.
+        Arguments:
+            - length (:obj:`int`): Steps to train on.
+            - groupby (:obj:`Optional[GroupBy]`): A column of integers or a key of the metas. ``('collector', 'env')``
+              groups by both. The first sample by a key reads all rows. None treats all rows as one group.
+            - burn_in (:obj:`int`): Steps before those, which only warm up the recurrent state (R2D2).
+            - done (:obj:`Optional[str]`): The column that is true at an episode's last step. None: groups do not end.
+            - overlap (:obj:`Optional[int]`): Cut episodes into sequences that share so many steps with the next, like
+              collectors with an unroll length. None: a sequence may start anywhere.
+            - replace (:obj:`bool`): Allow a sequence more than once.
+        Returns:
+            - batch (:obj:`Batch`): Leaves ``(T, B, ...)``. Recurrent policies take ``batch.data`` as their list. If
+              starts have priorities, ``weights`` is ``(B,)``, and ``batch.rows[0]`` are the rows to update.
+        Raises:
+            - NotEnoughData: There are fewer than ``size`` such sequences.
+            - SchemaMismatch: There is no such column, or the elements are Python objects.
+            - TypeError: A number is out of range.
+        """
+        return self._samples.sequences(size, length, groupby, burn_in, done, overlap, replace)
+
+    def sample_episodes(
+        self, size: int, groupby: GroupBy, done: str = 'done', max_length: Optional[int] = None, replace: bool = False
+    ) -> Episodes:
+        """
+        Overview:
+            Sample whole episodes of any lengths, each with the same probability. O(rows sampled). An episode begins at
+            the first row of a group or after a done, and ends at the next done. All its rows must be in the buffer.
+
+            Rows are stored one by one, so only the batch is padded. After ``clear``, groups begin anew. The rows before
+            a row are unknown if it came before the first such sample, or came and left within one push. Its group's
+            episodes then count from the next done on.
+        Arguments:
+            - max_length (:obj:`Optional[int]`): Leave longer episodes out.
+        Raises:
+            - NotEnoughData: There are fewer than ``size`` such episodes.
+            - SchemaMismatch: There is no such column, or the elements are Python objects.
+            - TypeError: A number is out of range, or ``replace`` is given and the sampler has ``max_times_sampled``.
+        """
+        return self._samples.episodes(size, groupby, done, max_length, replace)
+
+    def update_priorities(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            Set new priorities, after a training step on these rows. If a row is repeated, its last priority counts.
+            Rows that are gone are skipped, and the sampler counts them. O(B log(size)).
+        Arguments:
+            - rows (:obj:`np.ndarray`): ``Batch.rows``, shape ``(B,)``.
+            - priority: ``(B,)``, finite numbers >= 0.
+        Raises:
+            - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
+        """
+        self._samples.sampler.update(rows, priority)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
@@ -230,6 +345,22 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         """
         rows, data, elements = self._elements.read_batch(by_rows(rows))
         return Batch(data, rows, elements)
+
+    def get(self, idx: int) -> BufferedData:
+        """
+        Overview:
+            Return the element at a place by age: 0 is the oldest, -1 the newest. O(1), or O(count) after deletes.
+        Raises:
+            - IndexError: The buffer has fewer elements.
+        """
+        return self._lists.read(by_age(operator.index(idx)))[0]
+
+    def get_by_index(self, index: str) -> BufferedData:
+        """
+        Raises:
+            - RowGone: The buffer has no such element. RowGone is a KeyError, as in DequeBuffer.
+        """
+        return self._lists.read(by_indices([index]))[0]
 
     @apply_middleware('update')
     def update(self, index: str, data: Optional[Any] = None, meta: Optional[Dict[Any, Any]] = None) -> bool:
@@ -283,10 +414,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     @size.setter
     def size(self, size: int) -> None:
-        # DI-engine's constructor sets ``size`` before the table exists. The table's capacity is the value that views
-        # share.
-        if hasattr(self, '_elements'):
-            self.resize(size)
+        self.resize(size)
 
     def resize(self, size: int) -> None:
         """
@@ -325,23 +453,19 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             raise ConfigError(
                 f'the buffer cannot move to {path!r}: it has elements or a path. Use an empty buffer without a path.'
             )
-        before, former = dict(vars(self)), self._elements
+        former = self._elements, self._samples, self._lists
+        # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
+        elements = Elements(int(self.size), path, fsync, begin_episodes=False)
         try:
-            # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
-            self._elements = Elements(int(self.size), path, fsync, begin_episodes=False)
-            if self._prefetch is not None:
-                self._prefetch.close()
-            self._sample_with(self._uniform if self._sampler is self._uniform else copy.deepcopy(self._sampler))
-            self._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
-            if self.limiter is not None:
-                self.limit_with(self.limiter)
+            self._samples.close()
+            self._elements, self._samples = elements, self._samples.moved(elements)
+            self._lists = Lists(elements, self._samples, self.sliced)
             self._tell_served()
         except BaseException:
-            if self._elements is not former:
-                self._elements.close()
-            self.__dict__.update(before)
+            self._elements, self._samples, self._lists = former
+            elements.close()
             raise
-        former.close()
+        former[0].close()
 
     def limit_with(self, limiter: RateLimiter) -> None:
         """
@@ -350,24 +474,22 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
         Raises:
             - ConfigError: ``limiter`` is not a RateLimiter, or the buffer is too small for it.
         """
-        if not isinstance(limiter, RateLimiter):
-            raise ConfigError(f'limiter ({limiter!r}) must be a RateLimiter')
-        limiter.attach(self.count, int(self.size), self._sampler)
-        self.limiter = limiter
-        self._keep_counts()
+        self._samples.limit_with(limiter)
 
     def use(self, func: Callable) -> StoreBuffer:
         """
         Overview:
-            Add middleware between callers and the buffer. The first one added is the outermost. DI-engine's middleware
-            that keep their own tables are replaced by adapters, which follow every row that leaves.
+            Add middleware between callers and the buffer. The first one added is the outermost. A
+            PriorityExperienceReplay is replaced by its equivalent, which follows every row that leaves.
+            ``ding_store.buffer.ding`` has equivalents of ``use_time_check``, ``staleness_check`` and
+            ``sample_range_view``.
         """
-        ding_adapters.use(self._middleware, func, self)
+        ding_middleware.use(self._middleware, func, self)
         return self
 
     def _tell_served(self) -> None:
         for middleware in self._middleware:
-            if isinstance(middleware, (ding_adapters.PriorityAdapter, ding_adapters.UseCountAdapter)):
+            if isinstance(middleware, ding_middleware.Equivalent):
                 middleware.loaded()
 
     def check(self) -> List[str]:
@@ -376,8 +498,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
 
     def close(self) -> None:
         """Release memory and files. The buffer is then empty. Files in ``path`` stay for another process."""
-        if self._prefetch is not None:
-            self._prefetch.close()
+        self._samples.close()
         self._elements.close()
 
     def count(self) -> int:
@@ -411,7 +532,7 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     @property
     def storage(self) -> StorageView:
         """The elements by age, with the methods of DequeBuffer's deque: ``len``, ``[i]``, iteration."""
-        return StorageView(self.table, self.get, self._read_live)
+        return StorageView(self.table, self.get, self._lists.read_live)
 
     @property
     def indices(self) -> IndexView:
@@ -421,22 +542,11 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
     @property
     def meta_index(self) -> Dict[Any, List[Any]]:
         """The values of all elements by age, for each meta key that was grouped by. Each access computes them anew."""
-        # The index's lock is needed because ``slots_by_age`` may compact the index's log.
-        with self.table.write_lock, self.table.index.lock:
-            slots = self.table.index.slots_by_age()
-            made = {}
-            for key in self._elements.metas.group_keys():
-                groups = self._elements.metas.groups(key)
-                value_of = groups.value_of()
-                made[key] = [value_of.get(code) for code in groups.codes[slots].tolist()]
-            return made
+        return meta_index(self._elements)
 
     @meta_index.setter
     def meta_index(self, index: Mapping[Any, Any]) -> None:
-        with self.table.write_lock:
-            self._elements.metas.forget_groups()
-            for key in index:
-                self._elements.metas.groups(key)
+        group_by(self._elements, index)
 
     def __iter__(self) -> Iterator[BufferedData]:
         return iter(self.storage)
@@ -448,44 +558,22 @@ class StoreBuffer(ListSampling, SequenceSampling, Priorities, Buffer):
             views may sample one table, each with its own priorities. What a view's sampler knows ends with the
             process, also in a buffer with a path.
         """
-        view = copy.copy(self)
-        if sampler is not None:
-            if self.limiter is not None:
-                self.limiter.check_sampler(sampler)
-            self._attach(sampler)
-            view._sampler = sampler
-            view._priorities = sampler if isinstance(sampler, PrioritySampler) else None
-            view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, sampler)
-        return view
+        return self._made_of(self._elements, self._samples.viewed(sampler))
 
     def __copy__(self) -> StoreBuffer:
         """Return a view: the same elements with their own middleware."""
-        view = type(self).__new__(type(self))
-        view.__dict__.update(self.__dict__)
-        view._middleware = []
-        view._prefetch = self._prefetch and Prefetch(self._prefetch.depth, self.table, self._sampler)
-        return view
+        return self.view()
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> StoreBuffer:
         """Return an independent buffer in memory, with the same elements under the same indices."""
-        twin = type(self).__new__(type(self))
-        memo[id(self)] = twin
-        for name, value in self.__dict__.items():
-            twin.__dict__[name] = value if name == '_elements' else copy.deepcopy(value, memo)
         with self.table.write_lock:
-            twin._elements = save_files.duplicate(self._elements, memo)
-            twin._attach(twin._sampler)
-            if isinstance(self._sampler, Limited) and isinstance(twin._sampler, Limited):
-                twin._sampler.take_over(self._sampler)
-            twin._prefetch = self._prefetch and Prefetch(self._prefetch.depth, twin.table, twin._sampler)
-            if twin.limiter is not None:
-                twin.limiter.attach(twin.count, int(twin.size), twin._sampler)
-            if self._priorities is not None and twin._priorities is not None:
-                twin._priorities.load_state(self._priorities.state())
-            for own, copied in zip(self._middleware, twin._middleware):
-                if isinstance(own, ding_adapters.PriorityAdapter):
-                    copied.loaded()
-                    copied.load_state_dict(own.state_dict())
+            elements = save_files.duplicate(self._elements, memo)
+            twin = memo[id(self)] = self._made_of(elements, self._samples.copied(elements, memo))
+            for own in self._middleware:
+                copied = copy.deepcopy(own, memo)
+                twin._middleware.append(copied)
+                if isinstance(copied, ding_middleware.Equivalent):
+                    copied.take_over(own)
         return twin
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import sys
 from types import ModuleType
@@ -16,6 +17,9 @@ from ding_store.hook.usage import EXCHANGE, REPLAY, WEIGHTS, note
 #: Name in DI-engine -> its replacement.
 REPLACED: Dict[str, str] = {
     'ding.data.DequeBuffer': 'ding_store.buffer.StoreBuffer',
+    'ding.data.buffer.middleware.use_time_check': 'ding_store.buffer.ding.use_time_check',
+    'ding.data.buffer.middleware.staleness_check': 'ding_store.buffer.ding.staleness_check',
+    'ding.data.buffer.middleware.sample_range_view': 'ding_store.buffer.ding.sample_range_view',
     'ding.framework.middleware.ContextExchanger': 'ding_store.middleware.context_exchanger.context_exchanger',
     'ding.framework.middleware.ModelExchanger': 'ding_store.middleware.weights.model_exchanger',
     'ding.framework.middleware.PeriodicalModelExchanger': 'ding_store.middleware.weights.periodical_model_exchanger',
@@ -239,6 +243,23 @@ def _patch_buffer(module: Any) -> None:
     for name in ('ding.data.buffer', 'ding.data'):
         if name in sys.modules:
             vars(sys.modules[name])['DequeBuffer'] = stand_in
+    middleware = importlib.import_module('ding.data.buffer.middleware')
+    for name in ('use_time_check', 'staleness_check', 'sample_range_view'):
+        stock = getattr(middleware, name)
+        stand_in = _standing_in(f'{middleware.__name__}.{name}', stock, _equivalent_of(name, stock))
+        vars(middleware)[name] = stand_in
+        _export(sys.modules[stock.__module__], name, stand_in)
+
+
+def _equivalent_of(name: str, stock: Callable) -> Callable:
+    """Return a function that makes the store's equivalent for a StoreBuffer, and DI-engine's own for any other."""
+
+    def make(buffer_: Any, *args: Any, **kwargs: Any) -> Any:
+        from ding_store.buffer import StoreBuffer, ding
+
+        return (getattr(ding, name) if isinstance(buffer_, StoreBuffer) else stock)(buffer_, *args, **kwargs)
+
+    return make
 
 
 def _patch_config(module: Any) -> None:

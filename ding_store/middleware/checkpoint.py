@@ -12,7 +12,6 @@ from ding.framework import task
 from ding.framework.task import VoidMiddleware
 from ditk import logging
 
-from ding_store.buffer.sampling.samplers import generators_of
 from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_state
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
@@ -337,7 +336,7 @@ class LearnerCheckpoints:
 
     def _generators(self) -> List[np.random.RandomState]:
         """Return the random generators of the replays' samplers. Samplers without one use numpy's global generator."""
-        return [each for replay in self._session.replays for each in generators_of(replay.sampler)]
+        return [each for replay in self._session.replays for each in replay.sampler.generators()]
 
 
 def _is_better(ctx: OnlineRLContext, best: float) -> bool:

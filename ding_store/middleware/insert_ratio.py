@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 from ditk import logging
 
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 from ding_store.middleware.read_ahead import ReadAhead

@@ -13,7 +13,6 @@ from ding.framework import task
 from ding.framework.middleware.functional import data_processor, reward_estimator, trainer
 from ditk import logging
 
-from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table.narrowing import widened_columns
@@ -269,7 +268,7 @@ def _sample(buffer_: StoreBuffer, size: int) -> Batch:
 
 def has_priorities(buffer_: Any) -> bool:
     """Return True if the buffer's own sampler has priorities. DI-engine's priority middleware does not count."""
-    return isinstance(buffer_, StoreBuffer) and isinstance(buffer_.sampler, PrioritySampler)
+    return isinstance(buffer_, StoreBuffer) and buffer_.sampler.has_priorities
 
 
 def _prioritized_fetcher(

@@ -1,25 +1,19 @@
-"""DI-engine's own buffer middleware, unchanged, on a StoreBuffer."""
+"""DI-engine's buffer middleware on a StoreBuffer: its own, or the equivalents."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ding.data.buffer.middleware import (
-    PriorityExperienceReplay,
-    clone_object,
-    group_sample,
-    padding,
-    sample_range_view,
-    staleness_check,
-    use_time_check,
-)
+from ding.data.buffer import middleware as stock
+from ding.data.buffer.middleware import PriorityExperienceReplay, clone_object, group_sample, padding
 from ding.framework import OnlineRLContext
 from easydict import EasyDict
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
-from ding_store.errors import NotEnoughData, SchemaMismatch
+from ding_store.buffer.ding import sample_range_view, staleness_check, use_time_check
+from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 from ding_store.middleware.replay import data_pusher
 
 
@@ -62,6 +56,24 @@ def test_staleness_check_removes_what_is_stale() -> None:
     for item in items:
         iteration = number(item.data) // 2
         assert item.meta == {'train_iter_data_collected': iteration, 'staleness': 35 - iteration}
+
+
+def test_middleware_of_ding_engine_works_and_names_its_equivalent(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = filled(20, size=20)
+    buffer.use(stock.use_time_check(buffer, max_use=1)).use(stock.sample_range_view(buffer, start=-5))
+    assert {number(item.data) for item in buffer.sample(5)} == set(range(15, 20))
+    assert buffer.count() == 15
+    assert 'use_time_check is DI-engine' in caplog.text
+    assert 'sample_range_view is DI-engine' in caplog.text
+    assert 'ding_store.buffer.ding' in caplog.text
+
+
+def test_an_element_without_its_iteration_is_refused() -> None:
+    buffer = StoreBuffer(4).use(staleness_check(StoreBuffer(4), max_staleness=1))
+    with pytest.raises(AssertionError, match='train_iter_data_collected'):
+        buffer.push(transition(1), meta={'other': 1})
+    with pytest.raises(ConfigError, match='start, end or both'):
+        sample_range_view(buffer)
 
 
 def test_clone_object() -> None:

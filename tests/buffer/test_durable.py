@@ -18,7 +18,7 @@ from elements import number, transition
 
 import ding_store.buffer as buffer_package
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
-from ding_store.buffer.elements.metas import MetaStore
+from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence import table_directory as durable_module
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.table.column_memory import ColumnMemory
@@ -459,7 +459,7 @@ RARE = {
     ),
     'metas': (
         lambda buffer: buffer._elements.metas._journal.rewrite(buffer._elements.metas._records()),
-        'elements/metas.py',
+        'metas/metas.py',
     ),
 }
 

@@ -15,8 +15,8 @@ from sampling_crashes import QUEUED, SamplingWorker, verify
 from ding_store.buffer import Fifo, Prioritized, RankPrioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.slot_values import SlotValues
-from ding_store.buffer.sampling.rate_limiter import RateLimiter as Limiter
-from ding_store.buffer.sampling.use_limits import Limited
+from ding_store.buffer.samplers.limited import Limited
+from ding_store.buffer.samplers.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.table import table as table_module
 from ding_store.errors import PriorityError
 

@@ -10,7 +10,7 @@ from ding.utils.data import default_collate
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.table import outputs as outputs_module
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.environment import ENV_NO_NUMBA

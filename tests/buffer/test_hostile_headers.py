@@ -192,7 +192,7 @@ def test_save_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_record_of_metas_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
-    from ding_store.buffer.elements import meta_json
+    from ding_store.buffer.metas import meta_json
 
     rows = (2).to_bytes(4, 'little') + np.array([1, 2], '<i8').tobytes()
     texts = [

@@ -17,7 +17,7 @@ from crashes import Child, shared_words
 from elements import number, transition
 
 from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
-from ding_store.buffer.sampling.prefetch import Prefetch
+from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
 
 
@@ -80,7 +80,7 @@ def test_batches_do_not_depend_on_when_the_thread_ran(name: str) -> None:
     seen: List[list] = []
     for kind in (Prefetch, AtOnce, AtLast):
         buffer = filled(80, prefetch=3, sampler=samplers()[name]())
-        buffer._prefetch = kind(3, buffer.table, buffer.sampler)
+        buffer._samples.prefetch = kind(3, buffer.table, buffer.sampler)
         seen.append([])
         for step in range(40):
             batch = buffer.sample_batch(6)
@@ -153,7 +153,7 @@ def test_a_batch_given_back_does_not_count_for_beta() -> None:
     buffer = filled(prefetch=5, sampler=sampler)
     buffer.sample_batch(4)
     buffer.sample_batch(4)
-    buffer._prefetch.give_back()
+    buffer._samples.prefetch.give_back()
     assert sampler.step == 2
 
 
@@ -207,7 +207,7 @@ def test_who_waits_for_a_queue_holds_nobody_up(other: str) -> None:
     buffer, went_on = StoreBuffer(100, prefetch=2, sampler=Fifo()), threading.Event()
     buffer.extend({'x': np.arange(96), 'done': np.zeros(96, bool)})
     buffer.sample_batch(8)
-    does = buffer._prefetch.close if other == 'close' else lambda: buffer.sample_sequences(2, 3, None)
+    does = buffer._samples.prefetch.close if other == 'close' else lambda: buffer.sample_sequences(2, 3, None)
     waiting = threading.Thread(target=does, daemon=True)
 
     def sample() -> None:
@@ -291,7 +291,7 @@ def test_shortage_and_close() -> None:
         buffer.sample_batch(6)
     buffer.push(transition(5))
     assert sorted(buffer.sample_batch(6).rows.tolist()) == list(range(6))
-    (thread,) = buffer._prefetch._pool._threads
+    (thread,) = buffer._samples.prefetch._pool._threads
     buffer.close()
     assert not thread.is_alive()
     with pytest.raises(NotEnoughData):

@@ -152,7 +152,7 @@ def test_importance_weights() -> None:
     weights = (20 * shares) ** -0.5
     with table.index.lock:
         slots = sampler.choose(table.index, 20)
-        got = sampler.weigh(slots)
+        got = sampler.weights(slots)
     assert got.dtype == np.float32
     rows = table.index.row_of_slot[slots]
     assert got.tolist() == pytest.approx((weights / weights.max())[rows].tolist(), rel=1e-6)
@@ -164,7 +164,7 @@ def test_beta_grows_with_the_batches() -> None:
     betas = []
     for _ in range(6):
         betas.append(sampler.beta)
-        sampler.weigh(sampler.choose(table.index, 2))
+        sampler.weights(sampler.choose(table.index, 2))
     assert betas == pytest.approx([0.4, 0.5, 0.6, 0.7, 0.8, 0.8])
     sampler.step = 2
     assert sampler.beta == pytest.approx(0.6)
@@ -322,7 +322,7 @@ def test_the_same_seed_gives_the_same_draws_with_and_without_numba(
         random, drawn = np.random.RandomState(0), []
         for _ in range(30):
             rows = draw(sampler, table, 64)
-            drawn += [rows.tolist(), sampler.weigh(table.index.find(rows)[0]).tolist()]
+            drawn += [rows.tolist(), sampler.weights(table.index.find(rows)[0]).tolist()]
             sampler.update(rows, random.lognormal(size=64))
             push(table, 17)
             table.delete(rows[:3])
@@ -340,7 +340,7 @@ def test_state(kind: Any) -> None:
     sampler = attached(table, kind, sort_every=20) if kind is RankPrioritized else attached(table, kind)
     table.delete(np.array([40, 45, 50]))
     for _ in range(10):
-        sampler.weigh(sampler.choose(table.index, 8))
+        sampler.weights(sampler.choose(table.index, 8))
         sampler.update(random.randint(25, 80, 9), random.rand(9) * 10)
     state = sampler.state()
     assert all(isinstance(value, np.ndarray) for value in state.values())
@@ -411,7 +411,7 @@ def test_a_copy_begins_without_a_table() -> None:
     for kind in BOTH:
         table = table_of(10)
         sampler = attached(table, kind, beta=0.3)
-        sampler.weigh(sampler.choose(table.index, 1))
+        sampler.weights(sampler.choose(table.index, 1))
         twin = copy.deepcopy(sampler)
         assert (twin.beta, twin.step, type(twin)) == (sampler.beta, 1, kind)
         twin.attach(table_of(5).index)

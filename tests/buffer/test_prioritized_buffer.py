@@ -15,7 +15,6 @@ from easydict import EasyDict
 from elements import number, transition
 
 from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
-from ding_store.buffer.sampling.samplers import PrioritySampler
 from ding_store.errors import ConfigError, PriorityError, SchemaMismatch
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
 
@@ -35,7 +34,7 @@ def columns(count: int) -> Any:
 @pytest.mark.parametrize('kind', BOTH)
 def test_batches_weights_and_updates(kind: Any) -> None:
     buffer = filled(130, kind=kind)
-    assert isinstance(buffer.sampler, PrioritySampler)
+    assert buffer.sampler.has_priorities
     batch = buffer.sample_batch(16)
     assert batch.weights.tolist() == [1.0] * 16 or kind is RankPrioritized
     buffer.update_priorities(np.arange(30, 130), [1e4 if row == 77 else 1e-3 for row in range(30, 130)])
@@ -287,7 +286,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
     buffer.clear()
 
 
-def test_the_config_pipelines_buffer_keeps_its_priorities() -> None:
+def test_the_config_pipelines_buffer_keeps_its_priorities(tmp_path: Any) -> None:
     def make(size: int = 50, **options: Any) -> StoreBufferWrapper:
         cfg = StoreBufferWrapper.default_config()
         cfg.update(replay_buffer_size=size, **options)
@@ -311,6 +310,14 @@ def test_the_config_pipelines_buffer_keeps_its_priorities() -> None:
     smaller = make(size=20, priority=True)
     smaller.load_state_dict(buffer.state_dict())
     assert len(smaller.sample(20)) == 20
+    path = str(tmp_path / 'table')
+    kept = make(priority=True, path=path)
+    kept.load_state_dict(buffer.state_dict())
+    kept.close()
+    kept = make(priority=True, path=path)
+    again = kept.buffer.sampler.priorities_of(kept.buffer.table.rows_by_age())
+    assert again.tolist() == pytest.approx(priorities.tolist())
+    kept.close()
 
 
 def trainer_of(cfg: Any, forward: Any) -> Any:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ding_store.buffer import Fifo, Prioritized, StoreBuffer, Uniform, limited
-from ding_store.buffer.sampling.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
 
 

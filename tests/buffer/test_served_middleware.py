@@ -15,13 +15,11 @@ from ding.data.buffer.middleware import (
     clone_object,
     group_sample,
     padding,
-    sample_range_view,
-    staleness_check,
-    use_time_check,
 )
 from elements import number, transition
 
 from ding_store.buffer import Fifo, RateLimiter, StoreBuffer
+from ding_store.buffer.ding import sample_range_view, staleness_check, use_time_check
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError, StoreTimeout
 
 

@@ -14,7 +14,7 @@ from ding.utils import BUFFER_REGISTRY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ding_store.buffer.sampling.sum_tree import SumTree
+from ding_store.buffer.samplers.sum_tree import SumTree
 from ding_store.environment import ENV_NO_NUMBA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,7 +176,7 @@ def test_numba_is_imported_only_when_a_tree_is_made(run_python: Callable[..., st
         '    return plain(name, globals, *args, **kwargs)\n'
         'builtins.__import__ = spy\n'
         'import ding_store.buffer\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
+        'from ding_store.buffer.samplers.sum_tree import SumTree\n'
         'before = list(asked)\n'
         'SumTree(8)\n'
         'print(before, asked)'
@@ -188,7 +188,7 @@ def test_without_numba(run_python: Callable[..., str]) -> None:
     code = (
         'import sys\n'
         'sys.modules["numba"] = None\n'
-        'from ding_store.buffer.sampling.sum_tree import SumTree\n'
+        'from ding_store.buffer.samplers.sum_tree import SumTree\n'
         'import numpy as np\n'
         'tree = SumTree(40)\n'
         'tree.set(np.arange(40), np.ones(40))\n'

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.table.table import Table
 
 SPECS = {'value': (np.dtype(np.int64), (2,))}

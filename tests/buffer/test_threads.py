@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.table import reads as table_reads
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.buffer.table.table import Table

@@ -30,6 +30,12 @@ def test_names_can_be_called_checked_and_subclassed(tmp_path):
         assert type(buffer_) is StoreBuffer
         assert isinstance(buffer_, DequeBuffer) and isinstance(buffer_, Buffer)
 
+        from ding.data.buffer.middleware import use_time_check
+        from ding_store.buffer.ding import use_time_check as equivalent
+
+        assert type(use_time_check(buffer_, max_use=2)) is equivalent
+        assert callable(use_time_check(object(), max_use=2))
+
         class Mine(DequeBuffer):
             pass
 

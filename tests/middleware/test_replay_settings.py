@@ -89,7 +89,7 @@ def test_every_key_has_its_effect(tmp_path):
     assert isinstance(sampler, RankPrioritized)
     assert (limits.max_times_sampled, limits.max_age) == (7, 3)
     assert buffer_.table.table_dir.path == str(tmp_path / 'replay')
-    assert buffer_._prefetch.depth == 2
+    assert buffer_._samples.prefetch.depth == 2
     assert buffer_.sliced
     for i in range(10):
         buffer_.push(step(i, collect_train_iter=torch.tensor([i])))

@@ -17,7 +17,7 @@ from ding.data import DequeBuffer
 from ding.framework import task
 from tiny import PIPELINES, options
 
-from ding_store.buffer.sampling.samplers import Uniform
+from ding_store.buffer.samplers.uniform import Uniform
 
 draws = np.random.RandomState(7)
 drawn = []

@@ -93,7 +93,7 @@ def test_dqn_with_priority(seen: Seen, prefetch: int) -> None:
 
     run('classic_control.cartpole.config.cartpole_dqn_config', 30, small, prefetch=prefetch)
     buffer = seen.buffers[0]
-    assert (buffer.buffer._prefetch is not None) == bool(prefetch)
+    assert (buffer.buffer._samples.prefetch is not None) == bool(prefetch)
     assert len(seen.updates) == len(seen.batches) >= 30
     assert all(isinstance(batch, TrainBatch) for batch in seen.batches)
     # What was updated is what was sampled, and it is what rows are drawn by.

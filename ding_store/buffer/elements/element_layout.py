@@ -8,12 +8,12 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements import packed
-from ding_store.buffer.elements.metas import MetaStore
 from ding_store.buffer.elements.non_columnar import NonColumnar
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.raw_columns import fill_values
 from ding_store.buffer.elements.step_lists import check_may_differ, tell
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences

@@ -10,11 +10,11 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_layout import ElementLayout
-from ding_store.buffer.elements.metas import Meta, MetaStore
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
 from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
@@ -245,6 +245,26 @@ class Elements(ElementLayout):
 
             finish(update)
             return True
+
+    def versions(self, name: str, slots: Array) -> Array:
+        """
+        Overview:
+            Return the values of a column or meta key of integers in these slots. The index is locked.
+        Returns:
+            - values (:obj:`np.ndarray`): ``(n, steps)``, int64. One step, unless rows are sequences.
+        Raises:
+            - SchemaMismatch: There is no such column, and a meta lacks the key.
+        """
+        column = self.table.columns.get(name)
+        if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
+            return column[slots].reshape(len(slots), -1).astype(np.int64)
+        metas = [self.metas.peek(slot).get(name) for slot in slots.tolist()]
+        if None in metas:
+            raise SchemaMismatch(
+                f'version ({name!r}) is neither a column of integers nor in every meta. Choose one of the '
+                f'columns {sorted(self.table.columns)}, or push every row with this meta.'
+            )
+        return np.array(metas, np.int64)[:, None]
 
     def delete(self, rows: Array) -> None:
         with self.table.write_lock:

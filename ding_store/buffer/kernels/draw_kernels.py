@@ -9,15 +9,6 @@ from ding_store.buffer.array_types import Array
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 LOCATE = f'float64({_INTS}, {_INTS}, {_FLOATS}, float64, {_INTS})'
 PICK = f'boolean({_FLOATS}, int32[::1], boolean, {_INTS})'
-SPREAD = f'void({_FLOATS}, float64)'
-
-
-def spread(uniforms: Array, total: float) -> None:
-    """Turn n numbers in [0, 1) into n positions, one in each of n equal shares of ``total``."""
-    num_shares = uniforms.shape[0]
-    share = total / num_shares
-    for i in range(num_shares):
-        uniforms[i] = (uniforms[i] + i) * share
 
 
 def locate(row_of_slot: Array, rows: Array, values: Array, limit: float, slots: Array) -> float:

@@ -20,7 +20,6 @@ class Kernels(NamedTuple):
     find_many: Callable[..., None]
     locate: Callable[..., float]
     pick: Callable[..., bool]
-    spread: Callable[..., None]
     mass: Callable[..., None]
     weigh: Callable[..., None]
     gather: Callable[..., None]
@@ -57,7 +56,6 @@ def _compile(compiled: Compiler) -> Kernels:
         find_many=compiled(sum_tree_kernels.FIND, sum_tree_kernels.find_many),
         locate=compiled(draw_kernels.LOCATE, draw_kernels.locate),
         pick=compiled(draw_kernels.PICK, draw_kernels.pick),
-        spread=compiled(draw_kernels.SPREAD, draw_kernels.spread),
         mass=compiled(power_kernels.MASS, power_kernels.mass),
         weigh=compiled(power_kernels.WEIGH, power_kernels.weigh),
         gather=compiled(copy_kernels.GATHER, copy_kernels.gather),

@@ -15,7 +15,7 @@ from ding_store.compiled.cache_lines import prefetch
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
-FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, {_INTS})'
+FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, float64, {_INTS})'
 
 #: All indices are unsigned. For signed indices numba checks at each access whether they count from the end. These
 #: checks take longer than the work itself, and prevent vector instructions.
@@ -103,9 +103,16 @@ def _count(context: Any, address: Any, target: Any) -> Any:
 _num_up_to: Any = intrinsic(_count)
 
 
-def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, slots: Array) -> None:
-    """Find the slot of each target. All targets go through a level together, so that their memory accesses overlap."""
+def find_many(masses: Array, prefixes: Array, starts: Array, targets: Array, total: float, slots: Array) -> None:
+    """
+    Find the slot of each target. All targets go through a level together, so that their memory accesses overlap. With a
+    ``total`` above zero, targets are numbers in [0, 1) at first. Each is moved to one of equal shares of the total.
+    """
     num_targets, block_bytes = _u(targets.shape[0]), TREE_FAN_OUT * 8
+    if total > 0.0:
+        share = total / targets.shape[0]
+        for i in range(targets.shape[0]):
+            targets[i] = (targets[i] + i) * share
     prefix_address, mass_address = np.int64(prefixes.ctypes.data), np.int64(masses.ctypes.data)
     for i in range(num_targets):
         slots[i] = 0

@@ -177,6 +177,9 @@ class CommitRecord:
         if is_ours():
             self._commits.repair()
 
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        """Return None: a copied sampler has no files."""
+
     @property
     def value(self) -> Optional[Dict[str, Any]]:
         """The value that was put last in this generation, or None."""

@@ -6,7 +6,7 @@ import mmap
 import os
 import struct
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Tuple, Union
 
 import numpy as np
 
@@ -57,6 +57,9 @@ class SlotValues:
             report(f'{path!r} was damaged in its first page: the largest priority and the step are unknown')
             self._head[_STEP] = self._head[_LARGEST] = 0
         self._head[_CHECK], self._head[_STORING] = self._checksum(), 0
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        """Return None: a copied sampler has no files."""
 
     def _sum_again(self) -> None:
         """Compute the checksums of all values. It may be repeated."""

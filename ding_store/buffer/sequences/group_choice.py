@@ -2,18 +2,84 @@
 
 from __future__ import annotations
 
-from typing import List, Optional
+from typing import Callable, List, Optional
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.metas.groups import Groups
+from ding_store.buffer.samplers.base import not_enough
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
-from ding_store.buffer.table.row_choices import Draw, GroupChoice
 from ding_store.buffer.table.rows import RowIndex
+
+#: Receives the number of items, how many to draw, and whether with replacement. Returns positions.
+Draw = Callable[[int, int, bool], Array]
 
 #: The number of steps of a uniform draw in [0, 1).
 _FINE = 1 << 52
+
+
+class GroupChoice:
+    """
+    Overview:
+        A choice of rows of groups: whole groups, or ``unroll_len`` consecutive rows of each. Every group is equally
+        likely, and within a group every start. O(rows) per choice.
+    Arguments:
+        - groups (:obj:`Groups`): Maps rows to groups.
+        - draw (:obj:`Draw`): Draws groups and starts.
+        - size (:obj:`int`): The number of groups.
+        - unroll_len (:obj:`Optional[int]`): Groups with fewer rows are left out. None chooses whole groups.
+        - sliced (:obj:`bool`): If true, starts are multiples of ``unroll_len``, and the last slice ends with the group.
+    Raises (when called):
+        - NotEnoughData: There are fewer groups than ``size``.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        draw: Draw,
+        size: int,
+        replace: bool = False,
+        unroll_len: Optional[int] = None,
+        sliced: bool = False,
+        sample_range: Optional[slice] = None,
+    ) -> None:
+        self._groups, self._draw, self._size, self._replace = groups, draw, size, replace
+        self._unroll_len, self._sliced, self._range = unroll_len, sliced, sample_range
+        #: Number of rows per group in the last choice.
+        self.lengths: List[int] = []
+
+    def __call__(self, index: RowIndex) -> Array:
+        slots = index.slots_by_age()[self._range or slice(None)].astype(np.intp)
+        slots = slots[self._groups.codes[slots] != Groups.NONE]
+        codes = self._groups.codes[slots]
+        chosen = self._choose_groups(codes)
+        # Loop only over the rows of the chosen groups.
+        slots = slots[np.isin(codes, chosen)]
+        codes = self._groups.codes[slots]
+        parts = [self._part_of(slots[codes == code]) for code in chosen.tolist()]
+        self.lengths = [len(part) for part in parts]
+        return np.concatenate(parts)
+
+    def _choose_groups(self, codes: Array) -> Array:
+        names, counts = np.unique(codes, return_counts=True)
+        eligible = names[counts >= (self._unroll_len or 1)]
+        if len(eligible) < (1 if self._replace else self._size):
+            raise not_enough(self._size, len(eligible), 'records/groups')
+        return eligible[self._draw(len(eligible), self._size, self._replace)]
+
+    def _part_of(self, slots: Array) -> Array:
+        length = self._unroll_len
+        if length is None:
+            return slots
+        start = self._start(len(slots), length)
+        return slots[start : start + length]
+
+    def _start(self, num_rows: int, length: int) -> int:
+        if not self._sliced:
+            return int(self._draw(num_rows - length + 1, 1, True)[0])
+        start = int(self._draw(num_rows, 1, True)[0]) // length * length
+        return min(start, num_rows - length)
 
 
 class IndexedGroupChoice:

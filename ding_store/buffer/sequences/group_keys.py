@@ -7,8 +7,8 @@ from typing import List, Mapping, Optional, Sequence, Tuple, Union
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.sequences.groups import Groups
+from ding_store.buffer.metas.groups import Groups
+from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.table.table import Table
 from ding_store.errors import SchemaMismatch
 

@@ -7,7 +7,7 @@ from typing import Optional
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sequences.groups import Groups
+from ding_store.buffer.metas.groups import Groups
 
 
 class GroupRuns:

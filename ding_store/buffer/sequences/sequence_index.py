@@ -9,9 +9,9 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.pending_slots import PendingSlots
-from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.use_counts import UseCounts
+from ding_store.buffer.samplers.pending_slots import PendingSlots
+from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
 from ding_store.buffer.sequences.linked_pages import NOWHERE, LinkedPages

@@ -9,8 +9,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.prioritized import Prioritized, check_count, moved
-from ding_store.buffer.sampling.slot_set import SlotSet
+from ding_store.buffer.samplers.prioritized import Prioritized, check_count, moved
+from ding_store.buffer.samplers.slot_set import SlotSet
 from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import PriorityError
@@ -42,6 +42,10 @@ class SequencePrioritized(Prioritized):
         self._rows: Array = np.full(1, EMPTY, np.int64)
         super().__init__(*arguments, **options)
 
+    @property
+    def sequence_sampler(self) -> SequencePrioritized:
+        return self
+
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
         Raises:
@@ -49,7 +53,7 @@ class SequencePrioritized(Prioritized):
         """
         raise TypeError('SequencePrioritized draws sequences only. Call sample_sequences, or sample another view.')
 
-    def draw(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
+    def draw_sequences(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
         """
         Overview:
             Draw starts ``(size,)`` and the slots of their sequences ``(length, size)``. Starts that turn out invalid
@@ -109,7 +113,7 @@ class SequencePrioritized(Prioritized):
         return state
 
     def _find(self, size: int) -> Array:
-        return self._tree.find(self._targets(size, self._tree.total))
+        return self._tree.draw(self._random.random_sample(size))
 
     def _with_mass(self, slots: Array) -> Array:
         with_mass: Array = slots[self._tree.masses[slots] > 0]
@@ -179,28 +183,3 @@ class SequencePrioritized(Prioritized):
         is_known = ~np.isnan(state['priority'])
         slots = index.slots_by_age()[is_known]
         self._priorities[slots], self._rows[slots] = state['priority'][is_known], index.row_of_slot[slots]
-
-
-class PrioritizedSequenceChoice:
-    """
-    Overview:
-        A SequenceChoice whose starts a SequencePrioritized draws. ``weights`` are those of the last choice.
-    """
-
-    def __init__(self, kind: SequenceKind, sampler: SequencePrioritized, size: int, replace: bool = False) -> None:
-        self._kind, self._sampler, self._size, self._replace = kind, sampler, size, replace
-        self.weights: Optional[Array] = None
-
-    def __call__(self, index: RowIndex) -> Array:
-        starts, windows = self._sampler.draw(self._kind, self._size, self._replace)
-        self.weights = self._sampler.weigh(starts)
-        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
-        return slots
-
-    def may_come(self, rows: Array) -> bool:
-        """Return whether sequences that were chosen ahead may still come."""
-        return self._kind.may_come(rows.reshape(-1, self._size))
-
-    def adopt(self, other: PrioritizedSequenceChoice) -> None:
-        """Use the weights of a choice that was made ahead."""
-        self.weights = other.weights

@@ -7,10 +7,12 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.metas import MetaStore
-from ding_store.buffer.sampling.samplers import Uniform, not_enough
-from ding_store.buffer.sampling.slot_set import SlotSet
-from ding_store.buffer.sampling.use_counts import UseCounts
+from ding_store.buffer.metas.metas import MetaStore
+from ding_store.buffer.samplers.base import Sampler, not_enough
+from ding_store.buffer.samplers.choices import Choice
+from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.uniform import Uniform
+from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
@@ -136,26 +138,38 @@ class SequenceKind:
             return self.uses.may_come(rows[0])
 
 
-class SequenceChoice:
+class SequenceChoice(Choice):
     """
     Overview:
-        Chooses the slots of ``size`` sequences, step by step: ``(length * size,)``. Every start is equally likely.
-        O(length * size).
+        Chooses the slots of ``size`` sequences, step by step: ``(length * size,)``. Every start is equally likely,
+        unless ``sampler`` draws the starts. O(length * size).
     """
 
-    def __init__(self, kind: SequenceKind, uniform: Uniform, size: int, replace: bool = False) -> None:
+    def __init__(
+        self, kind: SequenceKind, uniform: Uniform, size: int, replace: bool = False, sampler: Optional[Sampler] = None
+    ) -> None:
+        super().__init__()
         self._kind, self._uniform, self._size, self._replace = kind, uniform, size, replace
+        self._sampler = sampler
 
     def __call__(self, index: RowIndex) -> Array:
+        if self._sampler is None:
+            windows = self._draw(index)
+        else:
+            drawn, windows = self._sampler.draw_sequences(self._kind, self._size, self._replace)
+            self.weights = self._sampler.weights(drawn)
+        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
+        return slots
+
+    def _draw(self, index: RowIndex) -> Array:
         starts, pick = self._kind.starts(), pick_with(self._uniform, index)
         # Without replacement no start comes twice in a batch, and ``look`` refuses those that are used up.
         uses = self._kind.uses if self._replace else None
         what = f'sequences of {self._kind.length} steps'
-        windows = draw_valid(starts, self._kind.look, self._size, self._replace, pick, what, uses)
-        slots: Array = windows.reshape(-1).astype(np.intp, copy=False)
-        return slots
+        windows: Array = draw_valid(starts, self._kind.look, self._size, self._replace, pick, what, uses)
+        return windows
 
-    def may_come(self, rows: Array) -> bool:
+    def may_deliver(self, rows: Array) -> bool:
         """Return whether sequences that were chosen ahead may still come."""
         return self._kind.may_come(rows.reshape(-1, self._size))
 

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, List, Optional, Protocol, Sequence, Tuple, TypeVar
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.samplers import Sampler, not_enough
-from ding_store.buffer.sequences.groups import Groups
-from ding_store.buffer.table.rows import NO_ROWS, RowIndex
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import RowGone
-
-#: Receives the number of items, how many to draw, and whether with replacement. Returns positions.
-Draw = Callable[[int, int, bool], Array]
-
-T = TypeVar('T')
-
-
-class Limiter(Protocol):
-    """Admits samples, like ``RateLimiter``."""
-
-    def sampling(self, num_rows: int) -> ContextManager[None]:
-        """Return a context to sample ``num_rows`` in. If an exception leaves the context, the sample is not counted."""
 
 
 def to_row(index: Any) -> int:
@@ -108,131 +93,6 @@ def by_age(position: int) -> Callable[[RowIndex], Array]:
         return index.slots_by_age()[place : place + 1].astype(np.intp)
 
     return choose
-
-
-class Sampled:
-    """A choice of rows by a sampler. ``weights`` are those of the last choice."""
-
-    __slots__ = ('weights', 'delivered', '_sampler', '_size', '_replace', '_range', '_rows')
-
-    def __init__(self, sampler: Sampler, size: int, replace: bool, sample_range: Optional[slice]) -> None:
-        self._sampler, self._size, self._replace, self._range = sampler, size, replace, sample_range
-        self.weights: Optional[Array] = None
-        #: Hook of samplers that track which of their rows were read, see ``deliver``.
-        self.delivered: Optional[Callable[[Array], Optional[Array]]] = getattr(sampler, 'delivered', None)
-        self._rows = NO_ROWS
-
-    def __call__(self, index: RowIndex) -> Array:
-        slots = self._sampler.choose(index, self._size, self._replace, self._range)
-        self.weights = self._sampler.weigh(slots)
-        if self.delivered is not None:
-            self._rows = index.row_of_slot[slots]
-        return slots
-
-    @property
-    def key(self) -> Tuple[Any, ...]:
-        """A key that is equal for equal kinds of choices."""
-        limits = self._range and (self._range.start, self._range.stop, self._range.step)
-        return id(self._sampler), self._size, self._replace, limits
-
-    def again(self) -> Sampled:
-        """Return another choice of the same kind."""
-        return Sampled(self._sampler, self._size, self._replace, self._range)
-
-    def adopt(self, other: Sampled) -> None:
-        """Take over the result of another choice."""
-        self.weights, self._rows = other.weights, other._rows
-
-    def deliver(
-        self,
-        read: Callable[[Sampled], T],
-        delete: Callable[[Array], None],
-        limiter: Optional[Limiter],
-        ahead: Optional[Any] = None,
-    ) -> T:
-        """
-        Overview:
-            Read the chosen rows with ``read``. If the sampler tracks which rows were read, such as a queue or one with
-            limits, report the rows to it. Its lock is held meanwhile. A limiter must admit the sample first. ``ahead``
-            is the object that draws in advance.
-        """
-        delivered = self.delivered
-        if delivered is None and limiter is None:
-            return read(self)
-        with limiter.sampling(self._size) if limiter is not None else nullcontext():
-            with getattr(self._sampler, 'lock', nullcontext()):
-                if hasattr(self._sampler, 'sampled_by'):
-                    self._sampler.sampled_by(ahead)
-                if hasattr(self._sampler, 'prepare'):
-                    self._sampler.prepare()
-                result = read(self)
-                leaving = delivered(self._rows) if delivered is not None else None
-                if leaving is not None and len(leaving):
-                    delete(leaving)
-                return result
-
-
-class GroupChoice:
-    """
-    Overview:
-        A choice of rows of groups: whole groups, or ``unroll_len`` consecutive rows of each. Every group is equally
-        likely, and within a group every start. O(rows) per choice.
-    Arguments:
-        - groups (:obj:`Groups`): Maps rows to groups.
-        - draw (:obj:`Draw`): Draws groups and starts.
-        - size (:obj:`int`): The number of groups.
-        - unroll_len (:obj:`Optional[int]`): Groups with fewer rows are left out. None chooses whole groups.
-        - sliced (:obj:`bool`): If true, starts are multiples of ``unroll_len``, and the last slice ends with the group.
-    Raises (when called):
-        - NotEnoughData: There are fewer groups than ``size``.
-    """
-
-    def __init__(
-        self,
-        groups: Groups,
-        draw: Draw,
-        size: int,
-        replace: bool = False,
-        unroll_len: Optional[int] = None,
-        sliced: bool = False,
-        sample_range: Optional[slice] = None,
-    ) -> None:
-        self._groups, self._draw, self._size, self._replace = groups, draw, size, replace
-        self._unroll_len, self._sliced, self._range = unroll_len, sliced, sample_range
-        #: Number of rows per group in the last choice.
-        self.lengths: List[int] = []
-
-    def __call__(self, index: RowIndex) -> Array:
-        slots = index.slots_by_age()[self._range or slice(None)].astype(np.intp)
-        slots = slots[self._groups.codes[slots] != Groups.NONE]
-        codes = self._groups.codes[slots]
-        chosen = self._choose_groups(codes)
-        # Loop only over the rows of the chosen groups.
-        slots = slots[np.isin(codes, chosen)]
-        codes = self._groups.codes[slots]
-        parts = [self._part_of(slots[codes == code]) for code in chosen.tolist()]
-        self.lengths = [len(part) for part in parts]
-        return np.concatenate(parts)
-
-    def _choose_groups(self, codes: Array) -> Array:
-        names, counts = np.unique(codes, return_counts=True)
-        eligible = names[counts >= (self._unroll_len or 1)]
-        if len(eligible) < (1 if self._replace else self._size):
-            raise not_enough(self._size, len(eligible), 'records/groups')
-        return eligible[self._draw(len(eligible), self._size, self._replace)]
-
-    def _part_of(self, slots: Array) -> Array:
-        length = self._unroll_len
-        if length is None:
-            return slots
-        start = self._start(len(slots), length)
-        return slots[start : start + length]
-
-    def _start(self, num_rows: int, length: int) -> int:
-        if not self._sliced:
-            return int(self._draw(num_rows - length + 1, 1, True)[0])
-        start = int(self._draw(num_rows, 1, True)[0]) // length * length
-        return min(start, num_rows - length)
 
 
 def split(items: List[Any], lengths: Sequence[int]) -> List[List[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -96,6 +96,9 @@ class RowIndex:
         self.count = self._tail = len(live)
         self._head = 0
         self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        """Return None: a copied sampler belongs to no table."""
 
     def listen(self, listener: RowListener) -> None:
         """Call a listener for all changes from now on. The index holds only a weak reference to it."""

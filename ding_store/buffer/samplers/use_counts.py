@@ -8,7 +8,7 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.slot_values import SlotValues
-from ding_store.buffer.sampling.samplers import not_enough
+from ding_store.buffer.samplers.base import not_enough
 from ding_store.buffer.table.rows import RowIndex, RowListener
 
 #: The number of redraws for rows that exceed their limit within one batch.

@@ -22,11 +22,11 @@ import numpy as np
 from ding.utils import fastcopy
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements import meta_json
 from ding_store.buffer.forks import tell_of_forks
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.metas import meta_json
+from ding_store.buffer.metas.groups import Groups
 from ding_store.buffer.persistence.journal import Journal
-from ding_store.buffer.sequences.groups import Groups
 from ding_store.buffer.table.rows import RowIndex
 
 #: Types of values that are worth sharing, because equal values are frequent. Floats such as priorities rarely repeat.

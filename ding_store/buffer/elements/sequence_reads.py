@@ -34,8 +34,8 @@ class Episodes(NamedTuple):
 
 def read_sequences(
     elements: Elements, choose: Choose, length: int
-) -> Tuple[SequenceBatch, Array, Callable[[], List[List[Any]]]]:
-    """Read slots chosen step by step ``(length * B,)`` as a time-major batch, rows ``(length, B)``, and elements."""
+) -> Tuple[Array, SequenceBatch, Callable[[], List[List[Any]]]]:
+    """Read slots chosen step by step ``(length * B,)``: rows ``(length, B)``, a time-major batch, and elements."""
     rows, schema, columns, tree = elements.read_steps(choose, length)
     size = len(rows) // length
     if tree is None:
@@ -46,11 +46,11 @@ def read_sequences(
         steps = schema.decode(columns)
         return [steps[place::size] for place in range(size)]
 
-    return data, rows.reshape(length, size), decode
+    return rows.reshape(length, size), data, decode
 
 
-def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Array, Callable[[], List[Any]]]:
-    """Read rows that are sequences themselves, as a time-major batch."""
+def read_unrolled(elements: Elements, choose: Choose) -> Tuple[Array, SequenceBatch, Callable[[], List[Any]]]:
+    """Read rows that are sequences themselves: row numbers, a time-major batch, and elements."""
     reader = elements.sequences.step_reader(_schema_of(elements))
     table = elements.table
     rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.sources))
@@ -59,7 +59,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[SequenceBatch, Ar
         extra = dict(reader.rest.decode_batch(rest, True).items())
     tree = in_steps(_collate(reader.steps, steps), reader.length, len(rows))
     data = sequence_batch(tree, reader.length, len(rows), States(reader.steps, steps), reader.steps, extra, reader.rest)
-    return data, rows, lambda: list(data)
+    return rows, data, lambda: list(data)
 
 
 def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], Array]) -> Episodes:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.pending_slots import PendingSlots
-from ding_store.buffer.sampling.samplers import is_within, not_enough
-from ding_store.buffer.sampling.sum_tree import SumTree
+from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.samplers.base import Record, Sampler, StoredRows, is_within, not_enough, private
+from ding_store.buffer.samplers.pending_slots import PendingSlots
+from ding_store.buffer.samplers.persisted_priorities import PersistedPriorities
+from ding_store.buffer.samplers.sum_tree import SumTree, spread
 from ding_store.buffer.table.row_choices import as_rows
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
 
 #: Sums of masses below this stay finite.
 _MAX_TOTAL = 1e300
 
 
-class Prioritized(RowListener):
+class Prioritized(Sampler):
     """
     Overview:
         Samples rows in proportion to ``(priority + epsilon) ** alpha`` (equation 1 and section 3.3). It draws one row
@@ -69,8 +71,9 @@ class Prioritized(RowListener):
         self.step = 0
         #: The largest priority seen. New rows get it.
         self.max_priority = 1.0
-        #: The number of updates for rows that were gone.
-        self.num_stale_updates = 0
+        self._num_stale_updates = 0
+        #: Records the priorities, for a table with a path.
+        self._persisted: Optional[PersistedPriorities] = None
 
     @property
     def beta(self) -> float:
@@ -83,7 +86,18 @@ class Prioritized(RowListener):
         """True if numba runs the tree."""
         return self._tree.is_compiled
 
-    def attach(self, index: RowIndex) -> None:
+    @property
+    def has_priorities(self) -> bool:
+        return True
+
+    @property
+    def num_stale_updates(self) -> int:
+        return self._num_stale_updates
+
+    def generators(self) -> List[np.random.RandomState]:
+        return private(self._random)
+
+    def attach(self, index: RowIndex, rows: Optional[StoredRows] = None) -> None:
         """
         Overview:
             Sample this table from now on. Rows that it already holds count as new.
@@ -104,19 +118,26 @@ class Prioritized(RowListener):
                 self._index = None  # The next call attaches it.
                 raise
 
+    def persist_to(self, files: TableDirectory) -> None:
+        """Restore the recorded priorities, and record each from now on. Rows without one count as new."""
+        self._persisted = None
+        self._persisted = PersistedPriorities(self, self._attached(), files.values('priority'))
+
     def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
         """
         Raises:
             - NotEnoughData: There are fewer than ``size`` rows, or no rows with ``replace``, or none with a priority.
         """
-        self.attach(index)
+        if index is not self._index:
+            self.attach(index)
         self._pending.flush()
         if sample_range is not None:
             return self._choose_within(index.slots_by_age()[sample_range], size, replace)
         check_count(size, index.count, replace, self._tree.total)
-        return self._tree.find(self._targets(size, self._tree.total))
+        # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
+        return self._tree.draw(self._random.random_sample(size))
 
-    def weigh(self, slots: Array) -> Array:
+    def weights(self, slots: Array) -> Array:
         """
         Overview:
             Return importance weights ``(N P(i)) ** -beta``, divided by the largest of any row (section 3.4). ``N`` and
@@ -141,7 +162,7 @@ class Prioritized(RowListener):
             - set_of_slot (:obj:`np.ndarray`): The set of each of them ``(n,)``. Sets are numbered from 0 without gaps.
         Returns:
             - chosen (:obj:`np.ndarray`): Sets ``(size,)``.
-            - weights (:obj:`np.ndarray`): Importance weights of the sets, computed as in ``weigh``.
+            - weights (:obj:`np.ndarray`): Importance weights of the sets, computed as in ``weights``.
         Raises:
             - NotEnoughData: There are fewer than ``size`` sets, or no sets with ``replace``, or none with a priority.
         """
@@ -163,11 +184,14 @@ class Prioritized(RowListener):
             - PriorityError: A priority is NaN, negative, infinite or not a number, or their number differs from the
               rows'. Nothing changed.
         """
-        self.num_stale_updates += self._put(as_rows(rows), priority)
+        self._num_stale_updates += self._put(as_rows(rows), priority)
 
     def insert(self, rows: Array, priority: Any) -> None:
         """Set the priorities of rows just pushed. Unlike ``update``, do not count rows that left at once."""
         self._put(as_rows(rows), priority)
+
+    def recording(self, priority: Array) -> Optional[Record]:
+        return None if self._persisted is None else self._persisted.recording(priority)
 
     def check(self, priority: Any, num_rows: int) -> Array:
         """
@@ -201,7 +225,7 @@ class Prioritized(RowListener):
         state.update(
             max_priority=np.array(self.max_priority),
             step=np.array(self.step),
-            num_stale_updates=np.array(self.num_stale_updates),
+            num_stale_updates=np.array(self._num_stale_updates),
         )
         if self._seed is not None:
             _, keys, position, _, _ = self._random.get_state()
@@ -221,9 +245,11 @@ class Prioritized(RowListener):
             self._pending.clear()
             self._load_rows(index, state)
             self.max_priority = float(state['max_priority'])
-            self.step, self.num_stale_updates = int(state['step']), int(state['num_stale_updates'])
+            self.step, self._num_stale_updates = int(state['step']), int(state['num_stale_updates'])
             if self._seed is not None and 'random_keys' in state:
                 self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
+            if self._persisted is not None:
+                self._persisted.record_all()
 
     def returned(self, num_batches: int) -> None:
         """Undo the beta steps of batches that were drawn ahead and will not be delivered."""
@@ -296,16 +322,6 @@ class Prioritized(RowListener):
     def _start(self, capacity: int) -> None:
         self._tree = SumTree(capacity)
 
-    def _targets(self, size: int, total: float) -> Array:
-        # One draw from each of ``size`` equal shares (section 3.3, appendix B.2.1).
-        targets = self._random.random_sample(size)
-        if self._tree.kernels is not None:
-            self._tree.kernels.spread(targets, total)
-            return targets
-        targets += np.arange(size)
-        targets *= total / size
-        return targets
-
     def _choose_within(self, slots: Array, size: int, replace: bool) -> Array:
         """Choose among these slots only. O(len(slots))."""
         masses = self._tree.masses[slots]
@@ -316,7 +332,7 @@ class Prioritized(RowListener):
         """Draw places in this array, in proportion to its masses."""
         running = np.cumsum(masses)
         total = float(running[-1])
-        targets = np.minimum(self._targets(size, total), np.nextafter(total, 0.0))
+        targets = np.minimum(spread(self._random.random_sample(size), total), np.nextafter(total, 0.0))
         picked: Array = np.searchsorted(running, targets, side='right')
         return picked
 
@@ -332,6 +348,8 @@ class Prioritized(RowListener):
                 if largest >= 0:
                     self.max_priority = max(self.max_priority, largest)
                     self._set(slots, values)
+                    if self._persisted is not None:
+                        self._persisted.record(slots, rows, values)
                     return 0
             return self._put_some(index, rows, self.check(values, len(rows)))
 
@@ -344,6 +362,8 @@ class Prioritized(RowListener):
         if num_found:
             self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
             self._set(slots, values)
+            if self._persisted is not None:
+                self._persisted.record(slots, rows[found], values)
         return len(rows) - num_found
 
     def _refresh(self, slots: Array) -> None:

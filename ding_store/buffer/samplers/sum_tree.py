@@ -89,7 +89,23 @@ class SumTree:
         if self.kernels is None:
             return self._find_in_numpy(targets)
         slots = np.empty(len(targets), np.int64)
-        self.kernels.find_many(self.masses, self._prefixes, self._starts, targets, slots)
+        self.kernels.find_many(self.masses, self._prefixes, self._starts, targets, 0.0, slots)
+        return slots
+
+    def draw(self, uniforms: Array) -> Array:
+        """
+        Overview:
+            Return one slot from each of equal shares of ``total``, which must be above zero.
+        Arguments:
+            - uniforms (:obj:`np.ndarray`): ``(B,)``, float64, in [0, 1): the places in the shares. The array is
+              overwritten.
+        Returns:
+            - slots (:obj:`np.ndarray`): ``(B,)``, int64.
+        """
+        if self.kernels is None:
+            return self._find_in_numpy(spread(uniforms, self.total))
+        slots = np.empty(len(uniforms), np.int64)
+        self.kernels.find_many(self.masses, self._prefixes, self._starts, uniforms, self.total, slots)
         return slots
 
     def rebuild(self, masses: Array) -> None:
@@ -154,6 +170,13 @@ class SumTree:
             targets -= running.take(befores + children, mode='clip') * (children > 0)
             slots = slots * TREE_FAN_OUT + children
         return slots
+
+
+def spread(uniforms: Array, total: float) -> Array:
+    """Turn n numbers in [0, 1) into n positions, one in each of n equal shares of ``total``. Overwrite the array."""
+    uniforms += np.arange(len(uniforms))
+    uniforms *= total / len(uniforms)
+    return uniforms
 
 
 def _num_blocks(num_children: int) -> int:

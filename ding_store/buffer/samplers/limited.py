@@ -5,19 +5,18 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, ContextManager, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.sampling.samplers import PrioritySampler, Sampler, check_is_sampler
-from ding_store.buffer.sampling.use_counts import UseCounts
-from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
-from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.buffer.samplers.base import DrawsAhead, Record, Sampler, StoredRows, check_is_sampler
+from ding_store.buffer.samplers.use_counts import UseCounts
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex
+from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +24,11 @@ logger = logging.getLogger(__name__)
 _OF_ANOTHER_RUN = -(1 << 62)
 
 
-def limited(
-    sampler: Sampler,
-    max_times_sampled: Optional[int] = None,
-    max_age: Optional[int] = None,
-    version: str = 'policy_version',
-) -> Limited:
+class Limited(Sampler):
     """
     Overview:
-        Return a sampler with limits. Rows that reach a limit leave the table, so they end in all its views at once.
+        A sampler with limits. Rows that reach a limit leave the table, so they end in all its views at once. All else
+        is that of the sampler inside.
     Arguments:
         - sampler (:obj:`Sampler`): Chooses the rows: ``Prioritized()``, ``Fifo()`` ...
         - max_times_sampled (:obj:`Optional[int]`): The limit of uses per row, including repeats in one batch. For
@@ -46,15 +41,16 @@ def limited(
     Raises:
         - ConfigError: There is no limit, or one is out of range.
     """
-    made = LimitedPriorities if isinstance(sampler, PrioritySampler) else Limited
-    return made(sampler, max_times_sampled, max_age, version)
 
-
-class Limited(RowListener):
-    """A sampler with limits of uses and age. See ``limited``."""
+    #: Serializes samples: a sample must not return rows that another one is using up.
+    lock: ContextManager[Any]
 
     def __init__(
-        self, sampler: Sampler, max_times_sampled: Optional[int], max_age: Optional[int], version: str
+        self,
+        sampler: Sampler,
+        max_times_sampled: Optional[int] = None,
+        max_age: Optional[int] = None,
+        version: str = 'policy_version',
     ) -> None:
         if max_times_sampled is not None:
             max_times_sampled = integer('max_times_sampled', max_times_sampled, 1)
@@ -67,14 +63,13 @@ class Limited(RowListener):
         check_is_sampler(sampler)
         self.sampler = sampler
         self.max_times_sampled, self.max_age, self.version = max_times_sampled, max_age, version
-        #: Serializes samples: a sample must not return rows that another one is using up.
-        self.lock = hold_over_forks(threading.RLock())
+        self.lock = sampler.lock or hold_over_forks(threading.RLock())
         self._index: Optional[RowIndex] = None
-        self._elements: Optional[Elements] = None
+        self._rows: Optional[StoredRows] = None
         #: None without a limit of uses, or before ``attach``.
         self._uses: Optional[UseCounts] = None
         self._start_uses: Optional[UseCounts] = None
-        self._table_dir: Optional[TableDirectory] = None
+        self._files: Optional[TableDirectory] = None
         self._newest: Optional[int] = None
         self._loaded_end = 0  # Rows below it were loaded. 0 once a version that follows the loaded ones is known.
         self._rows_of: Dict[int, List[Array]] = {}
@@ -83,8 +78,8 @@ class Limited(RowListener):
         self._leaving = NO_ROWS
         self._is_counting = False
 
-    def attach(self, index: RowIndex) -> None:
-        self.sampler.attach(index)
+    def attach(self, index: RowIndex, rows: Optional[StoredRows] = None) -> None:
+        self.sampler.attach(index, rows)
         if self._index is index:
             return
         if self._index is not None:
@@ -92,25 +87,18 @@ class Limited(RowListener):
         if self.max_times_sampled is not None:
             self._uses = UseCounts(index, self.max_times_sampled)
         index.listen(self)
-        self._index = index
+        self._index, self._rows = index, rows
 
-    def bind(self, elements: Elements) -> None:
-        """Set the elements, which hold the rows' versions and delete rows."""
-        self._elements = elements
-
-    def keep(self, table_dir: TableDirectory) -> None:
+    def persist_to(self, files: TableDirectory) -> None:
         """Restore the recorded uses, and record them from now on. Rows at the limit leave."""
-        assert self._index is not None
-        assert self._elements is not None
-        keep_inner = getattr(self.sampler, 'keep', None)
-        if keep_inner is not None:
-            keep_inner(table_dir)
+        self.sampler.persist_to(files)
         if self._uses is None:
             return
-        self._table_dir = table_dir
-        with self._index.lock:
-            used_up = self._uses.keep(table_dir.values('uses'))
-        self._elements.delete(used_up)
+        index, rows = self._attached()
+        self._files = files
+        with index.lock:
+            used_up = self._uses.keep(files.values('uses'))
+        rows.delete(used_up)
 
     def start_uses(self) -> Optional[UseCounts]:
         """
@@ -118,11 +106,11 @@ class Limited(RowListener):
         without a limit of uses. They are created, and read from the record, at the first call.
         """
         if self._start_uses is None and self.max_times_sampled is not None:
-            assert self._index is not None
-            with self.lock, self._index.lock:
-                uses = self._start_uses or UseCounts(self._index, self.max_times_sampled)
-                if self._table_dir is not None and self._start_uses is None:
-                    uses.keep(self._table_dir.values('start_uses'))
+            index, _ = self._attached()
+            with self.lock, index.lock:
+                uses = self._start_uses or UseCounts(index, self.max_times_sampled)
+                if self._files is not None and self._start_uses is None:
+                    uses.keep(self._files.values('start_uses'))
                 self._start_uses = uses
         return self._start_uses
 
@@ -136,40 +124,42 @@ class Limited(RowListener):
             lambda: index.live_slots if sample_range is None else index.slots_by_age()[sample_range],
         )
 
-    def weigh(self, slots: Array) -> Optional[Array]:
-        return self.sampler.weigh(slots)
+    def weights(self, slots: Array) -> Optional[Array]:
+        return self.sampler.weights(slots)
 
     def prepare(self) -> None:
         """
-        Delete rows that are too old, and rows that an exception kept from leaving. Amortised O(1) per row. Call it
-        before a sample, without any lock.
+        Delete rows that are too old, and rows that an exception kept from leaving. Amortised O(1) per row.
         """
         with self.lock:
-            self._let_leave()
+            self.sampler.prepare()
+            index, rows = self._attached()
+            self._let_leave(index, rows)
             if self.max_age is None:
                 return
-            assert self._index is not None
-            assert self._elements is not None
-            with self._index.lock:
-                self._take_in(self._index, self._elements)
+            with index.lock:
+                self._take_in(index, rows)
             if self._newest is None:
                 return
             stale = [version for version in self._rows_of if version < self._newest - self.max_age]
             for version in stale:
-                self._elements.delete(np.concatenate(self._rows_of[version]))
+                rows.delete(np.concatenate(self._rows_of[version]))
                 del self._rows_of[version]
 
-    def _let_leave(self) -> None:
-        assert self._index is not None
-        with self._index.lock:
+    def _attached(self) -> Tuple[RowIndex, StoredRows]:
+        if self._index is None or self._rows is None:
+            raise ConfigError('the limits have no table yet. Pass them to a StoreBuffer first.')
+        return self._index, self._rows
+
+    def _let_leave(self, index: RowIndex, rows: StoredRows) -> None:
+        with index.lock:
             if self._is_counting and self._uses is not None:
-                slots = self._index.live_slots
-                self._leaving = self._index.row_of_slot[slots[self._uses.are_used_up(slots)]]
+                slots = index.live_slots
+                self._leaving = index.row_of_slot[slots[self._uses.are_used_up(slots)]]
                 self._is_counting = False
-            are_there = self._index.find(self._leaving)[1] if len(self._leaving) else NO_ROWS
+            are_there = index.find(self._leaving)[1] if len(self._leaving) else NO_ROWS
         if are_there.any():
-            assert self._elements is not None
-            self._elements.delete(self._leaving)
+            rows.delete(self._leaving)
         self._leaving = NO_ROWS
 
     def set_version(self, version: int) -> None:
@@ -181,8 +171,8 @@ class Limited(RowListener):
         self._newest = version if self._newest is None else max(version, self._newest)
 
     def loaded(self) -> None:
-        assert self._index is not None
-        self._newest, self._loaded_end = None, self._index.next_row
+        index, _ = self._attached()
+        self._newest, self._loaded_end = None, index.next_row
 
     def _is_anew(self, version: int, newest_loaded: int) -> bool:
         if self.max_age is None or version >= newest_loaded - self.max_age:
@@ -198,83 +188,64 @@ class Limited(RowListener):
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """Count these sampled rows. Return those that must leave."""
-        self._tell_inner(rows)
-        return self.count(rows)
+        leaving, used_up = self.sampler.delivered(rows), self.used(rows)
+        if leaving is None or not len(leaving):
+            return used_up
+        return leaving if used_up is None else np.union1d(leaving, used_up)
 
-    def count(self, rows: Array) -> Optional[Array]:
+    def used(self, rows: Array) -> Optional[Array]:
         """Count rows that the sampler did not choose itself. Return those that must leave."""
         if self._uses is None:
             return None
-        assert self._index is not None
-        with self._index.lock:
+        index, _ = self._attached()
+        with index.lock:
             self._is_counting = True
             used_up = self._uses.count(rows)
             self._leaving, self._is_counting = used_up, False
             return used_up
 
-    def use(self, rows: Array) -> None:
-        """Count rows that the sampler did not choose itself, and delete those that must leave."""
-        used_up = self.count(rows)
-        if used_up is not None and len(used_up):
-            assert self._elements is not None
-            self._elements.delete(used_up)
-
-    def _tell_inner(self, rows: Array) -> None:
-        tell = getattr(self.sampler, 'delivered', None)
-        if tell is not None:
-            tell(rows)
-
-    def sampled_by(self, ahead: Any) -> None:
-        """Pass on which Prefetch, if any, draws ahead for the next sample."""
-        tell = getattr(self.sampler, 'sampled_by', None)
-        if tell is not None:
-            tell(ahead)
-
-    def drawn(self, rows: Array) -> None:
-        """Pass on rows that are drawn ahead. Their use counts when they are delivered."""
-        tell = getattr(self.sampler, 'drawn', None)
-        if tell is not None:
-            tell(rows)
-
-    def may_come(self, rows: Array) -> bool:
+    def may_deliver(self, rows: Array) -> bool:
         """Return whether live rows that were drawn ahead may still come, after the uses since the draw."""
+        if not self.sampler.may_deliver(rows):
+            return False
         if self._uses is None:
             return True
-        assert self._index is not None
-        with self._index.lock:
+        index, _ = self._attached()
+        with index.lock:
             return self._uses.may_come(rows)
 
-    def returned(self, num_batches: int) -> None:
-        """Pass on that so many batches drawn ahead will not be delivered."""
-        tell = getattr(self.sampler, 'returned', None)
-        if tell is not None:
-            tell(num_batches)
+    @property
+    def max_times(self) -> Optional[int]:
+        times = [each for each in (self.max_times_sampled, self.sampler.max_times) if each is not None]
+        return min(times, default=None)
 
-    def take_over(self, other: Limited) -> None:
-        """Continue from the counts of another sampler, of this table or of the table that this one copies."""
-        assert self._index is not None
-        assert other._index is not None
+    def take_over(self, other: Sampler) -> None:
+        """Continue from the counts of other limits, of this table or of the table that this one copies."""
+        if not isinstance(other, Limited):
+            return
+        self.sampler.take_over(other.sampler)
+        (index, _), (others, _) = self._attached(), other._attached()
         self._newest = other._newest
-        with other._index.lock:
-            rows: Array = other._index.row_of_slot[other._index.slots_by_age()]
+        with others.lock:
+            rows: Array = others.row_of_slot[others.slots_by_age()]
             counts = [None if each is None else each.of(rows) for each in (other._uses, other._start_uses)]
         for known, starts in zip(counts, (False, True)):
             own = None if known is None else self.start_uses() if starts else self._uses
             if own is not None and known is not None:
-                with self._index.lock:
+                with index.lock:
                     own.take_over(rows, known)
 
     def uses_of(self, rows: Array) -> Array:
         """Return how often rows were sampled. 0 for rows that are gone."""
-        assert self._index is not None
-        with self._index.lock:
+        index, _ = self._attached()
+        with index.lock:
             return np.zeros(len(rows), np.int64) if self._uses is None else self._uses.of(rows)
 
     def uses_of_starts(self, rows: Array) -> Array:
         """Return how often sequences that share rows were sampled from these first rows."""
         uses = self.start_uses()
-        assert self._index is not None
-        with self._index.lock:
+        index, _ = self._attached()
+        with index.lock:
             return np.zeros(len(rows), np.int64) if uses is None else uses.of(rows)
 
     def cleared(self) -> None:
@@ -287,7 +258,7 @@ class Limited(RowListener):
         twin._newest, twin._loaded_end = self._newest, self._loaded_end
         return twin
 
-    def _take_in(self, index: RowIndex, elements: Elements) -> None:
+    def _take_in(self, index: RowIndex, stored: StoredRows) -> None:
         first, next_row = self._next_row, index.next_row
         if next_row - first > index.capacity:
             rows = index.row_of_slot[index.slots_by_age()]
@@ -296,7 +267,7 @@ class Limited(RowListener):
             rows = np.arange(first, next_row, dtype=np.int64)
         slots, found = index.find(rows)
         if found.any():
-            rows, of_steps = rows[found], self._versions(elements, slots[found])
+            rows, of_steps = rows[found], stored.versions(self.version, slots[found])
             are_loaded = rows < self._loaded_end
             if are_loaded.any():
                 self._take_in_loaded(rows[are_loaded], of_steps[are_loaded])
@@ -320,29 +291,34 @@ class Limited(RowListener):
         for version in np.unique(versions).tolist():
             self._rows_of.setdefault(version, []).append(rows[versions == version])
 
-    def _versions(self, elements: Elements, slots: Array) -> Array:
-        """Return the version of each row, or of each step if rows are sequences: ``(n, steps)``."""
-        column = elements.table.columns.get(self.version)
-        if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
-            return column[slots].reshape(len(slots), -1).astype(np.int64)
-        metas = [elements.metas.peek(slot).get(self.version) for slot in slots.tolist()]
-        if None in metas:
-            raise SchemaMismatch(
-                f'version ({self.version!r}) is neither a column of integers nor in every meta. Choose one of the '
-                f'columns {sorted(elements.table.columns)}, or push every row with this meta.'
-            )
-        return np.array(metas, np.int64)[:, None]
+    # The sampler inside does the rest.
 
+    def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
+        self.sampler.sampled_by(ahead)
 
-class LimitedPriorities(Limited):
-    """Limits over a sampler with priorities. The priorities stay in that sampler."""
+    def drawn(self, rows: Array) -> None:
+        self.sampler.drawn(rows)
 
-    sampler: PrioritySampler
+    def returned(self, num_batches: int) -> None:
+        self.sampler.returned(num_batches)
+
+    def num_left(self) -> Optional[int]:
+        return self.sampler.num_left()
+
+    @property
+    def sequence_sampler(self) -> Optional[Sampler]:
+        return self.sampler.sequence_sampler
+
+    @property
+    def has_priorities(self) -> bool:
+        return self.sampler.has_priorities
 
     @property
     def num_stale_updates(self) -> int:
-        """The number of updates for rows that are gone."""
         return self.sampler.num_stale_updates
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        return self.sampler.check(priority, num_rows)
 
     def update(self, rows: Array, priority: Any) -> None:
         self.sampler.update(rows, priority)
@@ -350,11 +326,18 @@ class LimitedPriorities(Limited):
     def insert(self, rows: Array, priority: Any) -> None:
         self.sampler.insert(rows, priority)
 
-    def check(self, priority: Any, num_rows: int) -> Array:
-        return self.sampler.check(priority, num_rows)
+    def recording(self, priority: Array) -> Optional[Record]:
+        return self.sampler.recording(priority)
 
     def state(self) -> Dict[str, Array]:
         return self.sampler.state()
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         self.sampler.load_state(state)
+
+    def generators(self) -> List[np.random.RandomState]:
+        return self.sampler.generators()
+
+
+#: The name that reads well where a buffer is created.
+limited = Limited

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Any, Deque, Dict, NamedTuple, Optional, Protocol, Tuple
+from typing import Any, Deque, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.sampling.samplers import not_enough
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.samplers.base import DrawsAhead, Sampler, StoredRows, not_enough
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError
 
 #: The number of row numbers that one look-up covers. It skips the gaps of deleted rows.
@@ -24,14 +24,7 @@ _CHUNK = 1024
 _NONE = -1
 
 
-class DrawsAhead(Protocol):
-    """An object that draws batches before they are delivered: a Prefetch."""
-
-    def give_back(self) -> None:
-        """Drop all batches that were drawn and not delivered, and call the sampler's ``returned``."""
-
-
-class Fifo(RowListener):
+class Fifo(Sampler):
     """
     Overview:
         Samples the oldest rows that were not sampled yet, for on-policy learners such as IMPALA and PPO. O(size)
@@ -55,7 +48,7 @@ class Fifo(RowListener):
         #: The number of rows that left before they were sampled.
         self.num_missed = 0
 
-    def attach(self, index: RowIndex) -> None:
+    def attach(self, index: RowIndex, rows: Optional[StoredRows] = None) -> None:
         if self._index is index:
             return
         if self._index is not None:
@@ -63,9 +56,9 @@ class Fifo(RowListener):
         index.listen(self)
         self._index = index
 
-    def keep(self, table_dir: TableDirectory) -> None:
+    def persist_to(self, files: TableDirectory) -> None:
         """Restore the recorded place, and record the place from now on."""
-        self._record = table_dir.record('queue')
+        self._record = files.record('queue')
         found = self._record.value
         if found is not None:
             try:
@@ -110,8 +103,9 @@ class Fifo(RowListener):
         with self._index.lock:
             return self._index.num_from(self._place.next)
 
-    def weigh(self, slots: Array) -> Optional[Array]:
-        return None
+    @property
+    def max_times(self) -> int:
+        return self.times
 
     def delivered(self, rows: Array) -> Optional[Array]:
         """Move the place past these sampled rows. Return None: no row has to leave."""

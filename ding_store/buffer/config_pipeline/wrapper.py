@@ -12,14 +12,15 @@ from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.prioritized import Prioritized
-from ding_store.buffer.sampling.rank_prioritized import RankPrioritized
-from ding_store.buffer.sampling.samplers import Sampler, Uniform, not_enough
-from ding_store.buffer.sampling.use_limits import Limited, limited
+from ding_store.buffer.config_pipeline.throughput import Throughput
+from ding_store.buffer.samplers.base import Sampler, not_enough
+from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.limited import Limited, limited
+from ding_store.buffer.samplers.prioritized import Prioritized
+from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
+from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
-from ding_store.buffer.throughput import Throughput
 from ding_store.buffer.train_batch import TrainBatch
 from ding_store.columns import Schema, nodes
 from ding_store.errors import NotEnoughData
@@ -287,8 +288,7 @@ class StoreBufferWrapper:
             self._priorities = Prioritized(**self.settings.priority_settings())
             sampler = self._with_limits(self._priorities)
             before, self.buffer = self.buffer, self.buffer.view(sampler=sampler)
-            if isinstance(sampler, Limited) and isinstance(before.sampler, Limited):
-                sampler.take_over(before.sampler)
+            sampler.take_over(before.sampler)
         return self._priorities is not None
 
     def _without_priority(self, elements: Sequence[Any]) -> Tuple[Sequence[Any], Optional[List[float]]]:

@@ -12,7 +12,8 @@ from typing import Any, Callable, Deque, Dict, Hashable, NamedTuple, Optional, T
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.sampling.samplers import Sampler
+from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.choices import Choice
 from ding_store.buffer.table.row_choices import by_rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.table import Table
@@ -28,7 +29,7 @@ _TIMEOUT_S = 60.0
 class Drawn(NamedTuple):
     """A batch that was drawn ahead and is being gathered."""
 
-    choose: Any
+    choose: Choice
     rows: Array
     num_updates: int
     num_clears: int
@@ -54,9 +55,10 @@ class Prefetch(RowListener):
 
     def __init__(self, depth: int, table: Table, sampler: Sampler) -> None:
         self.depth, self._table = depth, table
-        self._lock = getattr(sampler, 'lock', None) or hold_over_forks(RLock())
+        self._lock = sampler.lock or hold_over_forks(RLock())
         self._key: Hashable = None
-        self._sampler: Any = None
+        #: The sampler that drew the pending batches, or None for choices without one.
+        self._sampler: Optional[Sampler] = None
         self._pending: Deque[Drawn] = deque()
         #: True while the sampler may count a batch that is not pending.
         self._is_changing = False
@@ -65,12 +67,12 @@ class Prefetch(RowListener):
         self._num_clears = 0
         table.index.listen(self)
 
-    def next(self, key: Hashable, choose: Any, read: Callable[[Choose], T]) -> T:
+    def next(self, key: Hashable, choose: Choice, read: Callable[[Choose], T]) -> T:
         """
         Overview:
             Return the oldest batch that was drawn ahead for ``key``. If there is none, draw a batch now.
         Arguments:
-            - choose: Chooses the rows of a batch. Its ``adopt``, if any, receives the choice made ahead.
+            - choose (:obj:`Choice`): Chooses the rows of a batch. It gets the weights of the choice made ahead.
             - read (:obj:`Callable`): Reads the batch of a choice.
         Raises:
             - NotEnoughData: No batch is ahead, and the table has too few rows.
@@ -83,8 +85,7 @@ class Prefetch(RowListener):
                 drawn = self._pending[0]
                 try:
                     batch = self._batch_of(drawn, read)
-                    if hasattr(choose, 'adopt'):
-                        choose.adopt(drawn.choose)
+                    choose.weights = drawn.choose.weights
                     self._is_changing = True
                     self._pending.popleft()
                     self._is_changing = False
@@ -96,19 +97,25 @@ class Prefetch(RowListener):
                     raise
         return read(choose)
 
-    def draw(self, key: Hashable, make: Callable[[], Any], read: Callable[[Choose], Any], sampler: Any = None) -> None:
+    def draw(
+        self,
+        key: Hashable,
+        make: Callable[[], Choice],
+        read: Callable[[Choose], Any],
+        sampler: Optional[Sampler] = None,
+    ) -> None:
         """
         Overview:
             Choose the rows of the next batches and start to gather them.
         Arguments:
             - make (:obj:`Callable`): Makes a choice like that of ``next``.
-            - sampler: Its ``drawn`` and ``returned`` are called for batches drawn and given back.
+            - sampler (:obj:`Optional[Sampler]`): The sampler that chooses the rows, if one does.
         """
         with self._lock:
             if key != self._key:
                 return
             self._sampler = sampler
-            if hasattr(sampler, 'sampled_by'):
+            if sampler is not None:
                 sampler.sampled_by(self)
             while len(self._pending) < self.depth:
                 choose = make()
@@ -120,7 +127,7 @@ class Prefetch(RowListener):
                     return
                 try:
                     self._is_changing = True
-                    if hasattr(sampler, 'drawn'):
+                    if sampler is not None:
                         sampler.drawn(rows)
                     self._pending.append(Drawn(choose, rows, *seen, self._submit(read, by_rows(rows))))
                     self._is_changing = False
@@ -135,7 +142,7 @@ class Prefetch(RowListener):
                 # A forked process lacks the gathering thread, which may have held a lock of these futures.
                 for drawn in self._pending:
                     drawn.gathered.cancel()
-            if (self._pending or self._is_changing) and hasattr(self._sampler, 'returned'):
+            if (self._pending or self._is_changing) and self._sampler is not None:
                 with self._table.index.lock:
                     self._sampler.returned(len(self._pending))
             self._pending.clear()
@@ -172,9 +179,8 @@ class Prefetch(RowListener):
         """
         if drawn.num_clears != self._num_clears or not self._table.contains(drawn.rows).all():
             raise RowGone('a row of a batch drawn ahead has left')
-        for each in (self._sampler, drawn.choose):
-            if hasattr(each, 'may_come') and not each.may_come(drawn.rows):
-                raise RowGone('a row of a batch drawn ahead has reached its limit of uses')
+        if not drawn.choose.may_deliver(drawn.rows):
+            raise RowGone('a row of a batch drawn ahead has reached its limit of uses')
         if drawn.num_updates != self._table.num_updates:
             return read(by_rows(drawn.rows))
         try:

@@ -1,8 +1,11 @@
-"""Adapters that replace DI-engine's buffer middleware with its own tables, and follow every change of the buffer."""
+"""Equivalents of DI-engine's buffer middleware that follow every change of a StoreBuffer."""
 
 from __future__ import annotations
 
 import copy
+import logging
+import math
+from types import FunctionType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
@@ -11,12 +14,14 @@ from ding.data.buffer import BufferedData
 from ding.data.buffer.middleware import PriorityExperienceReplay
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.list_sampling import Samples
-from ding_store.buffer.sampling.prioritized import Prioritized
+from ding_store.buffer.ding.lists import Items
+from ding_store.buffer.samplers.prioritized import Prioritized
 from ding_store.buffer.sequences.group_runs import GroupRuns
 from ding_store.buffer.table.row_choices import check_sample_arguments, split
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData
+
+logger = logging.getLogger(__name__)
 
 #: DI-engine's middleware adds this to updated priorities.
 _EPSILON = 1e-5
@@ -31,23 +36,50 @@ _OPTIONS = ('indices', 'replace', 'sample_range', 'ignore_insufficient', 'groupb
 _LIMITS = ('staleness_check', 'sample_range_view')
 #: The others work on the groups that were drawn.
 _OUTSIDE = (*_LIMITS, 'group_sample', 'padding')
+#: DI-engine's middleware that have an equivalent here.
+_REPLACED = ('use_time_check', *_LIMITS)
+
+
+class Equivalent:
+    """
+    Overview:
+        The base of middleware that do what one of DI-engine does, and follow every change of a StoreBuffer: rows that
+        leave by another way, that come twice in a batch, and other middleware around them.
+    """
+
+    #: The name of DI-engine's middleware.
+    name = ''
+
+    def loaded(self) -> None:
+        """Read all state from the metas. Called if the buffer has other rows or another table."""
+
+    def take_over(self, other: Any) -> None:
+        """Continue where another middleware is, whose buffer this one's buffer was copied from."""
 
 
 def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
     """
     Overview:
-        Add a middleware to the chain, or its adapter if there is one. An adapter also works if rows leave without it,
-        come twice in a batch, or if other middleware surround it.
+        Add a middleware to the chain, at a place where it works. A PriorityExperienceReplay of DI-engine gets replaced
+        by its equivalent.
     Raises:
         - ConfigError: The middleware must be outside of the PriorityExperienceReplay that the chain already has.
     """
     name = _name_of(middleware)
+    if name in _REPLACED and not isinstance(middleware, Equivalent):
+        logger.warning(
+            "%s is DI-engine's own: it does not follow rows that leave without it. Import it from "
+            'ding_store.buffer.ding instead.',
+            name,
+        )
+    if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
+        middleware = PriorityAdapter(middleware, buffer_)
     drawn_at = [place for place, each in enumerate(chain) if isinstance(each, PriorityExperienceReplay)]
-    is_served = bool(drawn_at) and isinstance(chain[drawn_at[0]], PriorityAdapter)
-    if is_served and name in _OUTSIDE:
-        chain.insert(drawn_at[0], _served(middleware, name, buffer_))
-    elif is_served or not drawn_at or name not in _LIMITS:
-        chain.append(_served(middleware, name, buffer_))
+    follows_rows = bool(drawn_at) and isinstance(chain[drawn_at[0]], PriorityAdapter)
+    if follows_rows and name in _OUTSIDE:
+        chain.insert(drawn_at[0], middleware)
+    elif follows_rows or not drawn_at or name not in _LIMITS:
+        chain.append(middleware)
     else:
         raise ConfigError(
             f'{name} cannot be used inside PriorityExperienceReplay, which draws rows before it. '
@@ -55,20 +87,17 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
         )
 
 
-def _served(middleware: Callable, name: str, buffer_: Any) -> Callable:
-    if type(middleware) is PriorityExperienceReplay and _is_possible(middleware):
-        return PriorityAdapter(middleware, buffer_)
-    if name == 'use_time_check':
-        need_delete = _inside(middleware, 'sample', '_check_use_count', '_need_delete')
-        return UseCountAdapter(_inside(need_delete, 'max_use'), buffer_)
-    if name == 'sample_range_view':
-        return SampleRangeAdapter(_inside(middleware, 'sample_range'))
-    if name == 'staleness_check':
-        return AgeLimitAdapter(middleware, _inside(middleware, 'sample', 'max_staleness'), buffer_)
-    return middleware
+def _name_of(middleware: Callable) -> str:
+    """Return the name under which DI-engine has a middleware or its equivalent, or '' for any other."""
+    if isinstance(middleware, Equivalent):
+        return middleware.name
+    if not isinstance(middleware, FunctionType):
+        return ''
+    module, name = middleware.__module__ or '', middleware.__qualname__.partition('.')[0]
+    return name if module == f'ding.data.buffer.middleware.{name}' else ''
 
 
-class PriorityAdapter(PriorityExperienceReplay):
+class PriorityAdapter(Equivalent, PriorityExperienceReplay):
     """PriorityExperienceReplay with the same settings and calls, on the sum tree of ``Prioritized``."""
 
     def __init__(self, settings: PriorityExperienceReplay, buffer_: Any) -> None:
@@ -99,16 +128,16 @@ class PriorityAdapter(PriorityExperienceReplay):
         """The exponent of the importance weights now."""
         return self.sampler.beta
 
-    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Samples:
+    def sample(self, chain: Callable, size: Optional[int] = None, *args: Any, **kwargs: Any) -> Items:
         options = {**dict(zip(_OPTIONS, args)), **kwargs}
         if options.get('indices'):
-            read: Samples = chain(size, **options)
+            read: Items = chain(size, **options)
             return read  # Reads by index draw nothing.
         groupby, unroll_len, limits = (options.pop(name, None) for name in ('groupby', 'unroll_len', 'sample_range'))
         replace, ignore = (options.pop(name, False) for name in ('replace', 'ignore_insufficient'))
         num_drawn, _ = check_sample_arguments(size, options.pop('indices', None), groupby, unroll_len, limits)
         try:
-            with self.buffer._sampling(num_drawn):
+            with self.buffer._samples.sampling(num_drawn):
                 index = self.buffer.table.index
                 if groupby is None:
                     rows, weights = self._draw(index, num_drawn, limits)
@@ -138,7 +167,7 @@ class PriorityAdapter(PriorityExperienceReplay):
         with index.lock:
             slots = self.sampler.choose(index, size, True, limits)
             # Without weights, beta does not advance.
-            return index.row_of_slot[slots], self.sampler.weigh(slots) if self.IS_weight else np.ones(len(slots))
+            return index.row_of_slot[slots], self.sampler.weights(slots) if self.IS_weight else np.ones(len(slots))
 
     def _draw_groups(
         self,
@@ -207,11 +236,21 @@ class PriorityAdapter(PriorityExperienceReplay):
         self.sampler.insert(rows, values)
         self.max_priority = max(self.max_priority, float(values.max(initial=0.0)))
 
+    def take_over(self, other: PriorityAdapter) -> None:
+        self.loaded()
+        self.load_state_dict(other.state_dict())
 
-class UseCountAdapter:
-    """use_time_check: delete rows after ``max_use`` samples. A row that comes twice in a batch counts twice."""
 
-    def __init__(self, max_use: float, buffer_: Any) -> None:
+class UseTimeCheck(Equivalent):
+    """
+    Overview:
+        Delete rows after ``max_use`` samples, as DI-engine's ``use_time_check``. A row that comes twice in a batch
+        counts twice.
+    """
+
+    name = 'use_time_check'
+
+    def __init__(self, buffer_: Any, max_use: float = math.inf) -> None:
         self._max_use, self._buffer = max_use, buffer_
         self._counts: Dict[str, int] = {}
         self.loaded()
@@ -246,15 +285,23 @@ class UseCountAdapter:
         self._counts = {str(row): count for row, count in zip(rows.tolist(), uses)}
 
 
-class AgeLimitAdapter:
-    """staleness_check: delete rows collected too many iterations ago, by their metas, without reading elements."""
+class StalenessCheck(Equivalent):
+    """
+    Overview:
+        Before each sample, delete rows that were collected more than ``max_staleness`` iterations ago, as DI-engine's
+        ``staleness_check``. It looks at metas, without reading elements.
+    """
 
-    def __init__(self, middleware: Callable, max_staleness: float, buffer_: Any) -> None:
-        self._middleware, self._max_staleness, self._buffer = middleware, max_staleness, buffer_
+    name = 'staleness_check'
+
+    def __init__(self, buffer_: Any, max_staleness: float = math.inf) -> None:
+        self._max_staleness, self._buffer = max_staleness, buffer_
 
     def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
+        if action == 'push' and _COLLECTED not in (kwargs.get('meta') or {}):
+            raise AssertionError(f'an element has no meta {_COLLECTED!r}. Push every element with it.')
         if action != 'sample':
-            return self._middleware(action, chain, *args, **kwargs)
+            return chain(*args, **kwargs)
         if 'train_iter_sample_data' not in kwargs:
             # The keyword may come with any other arguments. A positional iteration must be the first argument.
             if not args:
@@ -262,7 +309,7 @@ class AgeLimitAdapter:
             kwargs['train_iter_sample_data'], args = args[0], args[1:]
         return self._sample(chain, kwargs.pop('train_iter_sample_data'), args, kwargs)
 
-    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Samples:
+    def _sample(self, chain: Callable, now: int, args: Tuple[Any, ...], options: Dict[str, Any]) -> Items:
         before = self._buffer.table.rows_by_age()
         rows, collected = self._buffer._elements.metas.values_of(_COLLECTED)
         if len(rows) < len(before):  # Some lack the key or left meanwhile. Only this case needs the search below.
@@ -270,18 +317,27 @@ class AgeLimitAdapter:
             for row in without[self._buffer.table.contains(without)].tolist():
                 raise KeyError(f'row {row} has no meta {_COLLECTED!r}. Push every row with it to use staleness_check.')
         self._buffer.delete([str(row) for row, at in zip(rows.tolist(), collected) if now - at > self._max_staleness])
-        result: Samples = chain(*args, **options)
+        result: Items = chain(*args, **options)
         for item in _items_of(result):
             # This bypasses the row's own meta, which would keep the key for later samples.
             dict.__setitem__(item.meta, 'staleness', now - item.meta[_COLLECTED])
         return result
 
 
-class SampleRangeAdapter:
-    """sample_range_view: set ``sample_range`` and pass all other arguments of the sample on."""
+class SampleRangeView(Equivalent):
+    """
+    Overview:
+        Sample only elements at these places by age, as DI-engine's ``sample_range_view``. All other arguments of a
+        sample are passed on. Negative places count back from the buffer's size.
+    """
 
-    def __init__(self, sample_range: slice) -> None:
-        self._range = sample_range
+    name = 'sample_range_view'
+
+    def __init__(self, buffer_: Any, start: Optional[int] = None, end: Optional[int] = None) -> None:
+        if start is None and end is None:
+            raise ConfigError('sample_range_view needs start, end or both')
+        start, end = (buffer_.size + place if place and place < 0 else place for place in (start, end))
+        self._range = slice(start, end)
 
     def __call__(self, action: str, chain: Callable, *args: Any, **kwargs: Any) -> Any:
         if action == 'sample':
@@ -289,16 +345,10 @@ class SampleRangeAdapter:
         return chain(*args, **kwargs)
 
 
-def _items_of(result: Samples) -> List[BufferedData]:
+def _items_of(result: Items) -> List[BufferedData]:
     """Return the items of a sample or of groups, without padding."""
     items = [item for each in result for item in (each if isinstance(each, list) else [each])]
     return [item for item in items if item.index is not None]
-
-
-def _name_of(middleware: Callable) -> str:
-    """Return the name of the DI-engine function that made a middleware, or '' for any other."""
-    module, name = middleware.__module__ or '', getattr(middleware, '__qualname__', '').partition('.')[0]
-    return name if module == f'ding.data.buffer.middleware.{name}' else ''
 
 
 def _is_possible(settings: PriorityExperienceReplay) -> bool:
@@ -306,10 +356,5 @@ def _is_possible(settings: PriorityExperienceReplay) -> bool:
     return all(0 <= power <= 1 for power in (settings.priority_power_factor, settings.IS_weight_power_factor))
 
 
-def _inside(function: Callable, *names: str) -> Any:
-    """Return a variable of a function's closure. Each further name is looked up in the closure found before."""
-    found: Any = function
-    for name in names:
-        cells = zip(found.__code__.co_freevars, found.__closure__)
-        found = {key: cell.cell_contents for key, cell in cells}[name]
-    return found
+#: DI-engine's names.
+use_time_check, staleness_check, sample_range_view = UseTimeCheck, StalenessCheck, SampleRangeView

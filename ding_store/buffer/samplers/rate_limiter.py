@@ -11,8 +11,7 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.persistence.commits import CommitRecord
-from ding_store.buffer.sampling.fifo import Fifo
-from ding_store.buffer.sampling.samplers import Sampler, is_within
+from ding_store.buffer.samplers.base import Sampler, is_within
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout
 
 #: Tolerance for ratios such as 0.1. Without it, rounding could make both sides wait at the same point.
@@ -69,7 +68,7 @@ class RateLimiter:
         self._lock = hold_over_forks(threading.RLock())
         self._changed = threading.Condition(self._lock)
         self._size: Callable[[], int] = lambda: self.num_inserts
-        self._available: Callable[[], int] = lambda: self._size()
+        self._sampler: Optional[Sampler] = None
         self._record: Optional[CommitRecord] = None
         self._next_row: Callable[[], int] = lambda: 0
         self._first_row = 0
@@ -92,18 +91,16 @@ class RateLimiter:
         if sampler is not None:
             self.check_sampler(sampler)
         with self._changed:
-            self._size = size
-            queue = getattr(sampler, 'sampler', sampler)
-            self._available = queue.num_left if isinstance(queue, Fifo) else size
+            self._size, self._sampler = size, sampler
             if not self._is_possible():
                 self._reset()
 
     def problem_of_capacity(self, capacity: int) -> Optional[str]:
         """Return the reason if samples would wait for ever on a table of this size, else None."""
-        for name in ('min_size_to_sample', 'max_sample'):
-            if getattr(self, name) > capacity:
+        for name, least in (('min_size_to_sample', self.min_size_to_sample), ('max_sample', self.max_sample)):
+            if least > capacity:
                 return (
-                    f'{name} ({getattr(self, name)}) must be at most the size of the buffer ({capacity}): samples '
+                    f'{name} ({least}) must be at most the size of the buffer ({capacity}): samples '
                     f'would wait for ever. Make it smaller, or the buffer larger.'
                 )
         return None
@@ -113,7 +110,7 @@ class RateLimiter:
         Raises:
             - ConfigError: The sampler returns a row fewer than ``samples_per_insert`` times.
         """
-        times = max_times(sampler)
+        times = sampler.max_times
         if self.samples_per_insert is not None and times is not None and self.samples_per_insert > times:
             raise ConfigError(
                 f'samples_per_insert ({self.samples_per_insert:g}) must be at most {times}: the sampler returns each '
@@ -279,7 +276,11 @@ class RateLimiter:
         if self._short_at == self.num_inserts:
             return True
         # Rows left through limits, deletes, or without being sampled: no batch is possible before more rows come.
-        return self._size() < self.min_size_to_sample or self._available() < self.max_sample
+        return self._size() < self.min_size_to_sample or self._num_left() < self.max_sample
+
+    def _num_left(self) -> int:
+        num_left = None if self._sampler is None else self._sampler.num_left()
+        return self._size() if num_left is None else num_left
 
     def _can_sample(self, num_rows: int) -> bool:
         if self._size() < self.min_size_to_sample:
@@ -344,14 +345,6 @@ class RateLimiter:
             f'RateLimiter({self._size()} rows of at least {self.min_size_to_sample}, {self.num_inserts} inserts, '
             f'{self.num_samples} samples, {self.samples_per_insert} per insert, tolerance {self.error_buffer:g})'
         )
-
-
-def max_times(sampler: Any) -> Optional[int]:
-    """Return how often a sampler, or one inside it, may return a row. None: without limit."""
-    times = [getattr(sampler, name, None) for name in ('max_times_sampled', 'times')]
-    inner = getattr(sampler, 'sampler', None)
-    times.append(None if inner is None else max_times(inner))
-    return min((each for each in times if each is not None), default=None)
 
 
 def _check_within(name: str, num_rows: int, limit: int) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.sampling.prioritized import Prioritized, moved
-from ding_store.buffer.sampling.samplers import is_within
+from ding_store.buffer.samplers.base import is_within
+from ding_store.buffer.samplers.prioritized import Prioritized, moved
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, PriorityError
 

@@ -1,0 +1,1 @@
+"""The config type 'store': the buffer of DI-engine's config pipeline."""
