@@ -206,14 +206,14 @@ def test_an_install_that_cannot_be_written_to(tmp_path: Path, run_python: Callab
     (tmp_path / 'home').write_text('')
     code = (
         'import numpy as np\n'
-        'from ding_store.buffer.kernels.draw_kernels import SPREAD, spread\n'
+        'from ding_store.buffer.kernels.draw_kernels import PICK, pick\n'
         'from ding_store.compiled.compiler import with_compiler\n'
-        'made = with_compiler(lambda compiled: compiled(SPREAD, spread))\n'
-        'uniforms = np.array([0.5, 0.5])\n'
-        'made(uniforms, 8.0)\n'
-        'print(made.py_func.__code__.co_filename, made.signatures != [], uniforms.tolist())'
+        'made = with_compiler(lambda compiled: compiled(PICK, pick))\n'
+        'slots = np.zeros(2, np.int64)\n'
+        'made(np.array([0.0, 0.9]), np.array([7, 9], np.int32), True, slots)\n'
+        'print(made.py_func.__code__.co_filename, made.signatures != [], slots.tolist())'
     )
     table_dir = str(tmp_path / 'home')
     printed = run_python(code, root=tmp_path, HOME=table_dir, XDG_CACHE_HOME=table_dir)
-    assert printed == f'{package}/buffer/kernels/draw_kernels.py True [2.0, 6.0]'
+    assert printed == f'{package}/buffer/kernels/draw_kernels.py True [7, 9]'
     assert list(tmp_path.rglob('*.nb?')) == []
