@@ -51,11 +51,11 @@ def judged(chaos, directory, seen, torn=(), was_killed=False, forgotten_at=0.0, 
         ((2, 1, 3), 'entry 1 of writer-0 came after 2'),
     ],
 )
-def test_books_that_differ_are_found(chaos, tmp_path, seen, problem):
+def test_chaos_finds_books_that_differ(chaos, tmp_path, seen, problem):
     assert problem in judged(chaos, tmp_path, seen)[1]
 
 
-def test_books_that_agree_are_good_and_torn_entries_are_not(chaos, tmp_path):
+def test_chaos_accepts_equal_books_and_finds_torn_entries(chaos, tmp_path):
     for torn, problems in (((), []), ((2,), ['entry 2 of writer-0 is torn'])):
         directory = tmp_path / f'{len(torn)}'
         directory.mkdir()
@@ -64,7 +64,7 @@ def test_books_that_agree_are_good_and_torn_entries_are_not(chaos, tmp_path):
         assert row['torn'] == len(torn)
 
 
-def test_what_only_a_killed_writer_had_may_be_missing(chaos, tmp_path):
+def test_chaos_accepts_counted_losses_of_a_killed_writer(chaos, tmp_path):
     for name, known in {
         'forgotten': {'forgotten_at': 99.0},  # by the server, behind its last append
         'lost': {'num_lost': 1},  # counted
@@ -77,7 +77,7 @@ def test_what_only_a_killed_writer_had_may_be_missing(chaos, tmp_path):
     assert judged(chaos, tmp_path / 'neither', (1, 2), was_killed=True)[1] == ['entry 3 of writer-0 is missing']
 
 
-def test_a_short_run(tmp_path, redis_binary):
+def test_chaos_short_run_finds_nothing(tmp_path, redis_binary):
     result = tmp_path / 'result.json'
     command = [sys.executable, str(SCRIPT), '--seconds', '8', '--seed', '7', '--writers', '2', '--json', result]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
@@ -118,7 +118,7 @@ def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fau
         (('--seconds', '0'), '--seconds (0) must be >= 1'),
     ],
 )
-def test_bad_arguments_are_named(arguments, named, redis_binary):
+def test_chaos_refuses_wrong_arguments_by_name(arguments, named, redis_binary):
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], env=environment(), capture_output=True, text=True, timeout=60
     )

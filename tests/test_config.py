@@ -16,11 +16,11 @@ def _no_environment(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_absent_block_means_off():
+def test_absent_block_disables():
     assert StoreConfig.from_block(None).enable is False
 
 
-def test_empty_block_means_on_with_defaults():
+def test_empty_block_enables_with_defaults():
     config = StoreConfig.from_block({}, default_run='pong')
     assert (config.enable, config.run, config.url) == (True, 'pong', 'embedded://')
 
@@ -62,7 +62,7 @@ def test_bad_value_is_named(key, value):
     assert repr(value) in str(error.value)
 
 
-def test_url_that_is_no_string():
+def test_url_that_is_no_string_is_refused():
     with pytest.raises(ConfigError, match='store.url must be a string'):
         StoreConfig.from_block({'url': 5})
 
@@ -77,18 +77,18 @@ def test_bad_value_of_checkpoints_is_named(key, value):
     assert repr(value) in str(error.value)
 
 
-def test_numbers_of_numpy_and_paths_are_taken(tmp_path):
+def test_numbers_of_numpy_and_paths_are_accepted(tmp_path):
     config = StoreConfig.from_block({'max_lead': np.int64(3), 'heartbeat_s': np.float32(2), 'buffer_path': tmp_path})
     assert (config.max_lead, config.heartbeat_s, config.buffer_path) == (3, 2, tmp_path)
 
 
-def test_block_that_is_no_dict():
+def test_block_that_is_no_dict_is_refused():
     with pytest.raises(ConfigError, match='must be a dict'):
         StoreConfig.from_block(True)
 
 
 @pytest.mark.parametrize('name', ['pong_seed0', 'Pong-v5.1', 'a' * 200])
-def test_run_name_that_keys_take_stays(name):
+def test_run_name_valid_in_keys_is_kept(name):
     assert StoreConfig.from_block({}, default_run=name).run == name
 
 
@@ -105,7 +105,7 @@ def test_run_name_that_keys_take_stays(name):
         ('x' * 300, 'x' * 100),
     ],
 )
-def test_run_name_is_made_of_any_experiments_name(name, readable):
+def test_run_name_is_derived_from_any_experiment_name(name, readable):
     made = StoreConfig.from_block({}, default_run=name).run
     assert made.startswith(f'{readable}-')
     assert made == StoreConfig.from_block({'run': name}).run == StoreConfig.from_block({'run': made}).run
@@ -118,7 +118,7 @@ def test_run_names_of_two_experiments_differ():
     assert len({StoreConfig.from_block({'run': name}).run for name in names}) == len(names)
 
 
-def test_environment_wins(monkeypatch):
+def test_environment_overrides_url_and_run(monkeypatch):
     monkeypatch.setenv(ENV_URL, 'redis://h:1')
     monkeypatch.setenv(ENV_RUN, 'mine')
     config = StoreConfig.from_block({'url': 'memory://', 'run': 'theirs'})
@@ -126,13 +126,13 @@ def test_environment_wins(monkeypatch):
 
 
 @pytest.mark.parametrize('block', [None, {'enable': False}])
-def test_flag_off_leaves_the_config_alone(block):
+def test_flag_off_does_not_change_the_config(block):
     main, create = {'store': block}, {'replay_buffer': {'type': 'deque'}}
     assert enable(main, create) is False
     assert create == {'replay_buffer': {'type': 'deque'}}
 
 
-def test_flag_off_again_is_di_engines_default_buffer():
+def test_flag_off_again_restores_the_default_buffer():
     easydict = pytest.importorskip('easydict')
     main, create = easydict.EasyDict(store={}), easydict.EasyDict(replay_buffer={'type': 'deque'})
     enable(main, create)
@@ -162,7 +162,7 @@ def test_checkpoints_are_for_task_pipelines(monkeypatch):
     assert enable(easydict.EasyDict(store={}), create)
 
 
-def test_a_password_does_not_go_into_a_config(monkeypatch):
+def test_password_in_a_config_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match='DING_STORE_URL') as error:
         StoreConfig.from_block({'url': 'redis://:s3cret@host'})
     assert 's3cret' not in str(error.value)

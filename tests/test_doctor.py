@@ -34,18 +34,18 @@ def expect(finding, status, *words):
     ('version', 'status'),
     [((3, 8, 1), FAIL), ((3, 9, 0), OK), ((3, 11, 7), OK), ((3, 12, 0), WARN)],
 )
-def test_python(version, status):
+def test_check_python_needs_a_supported_version(version, status):
     expect(package_checks.check_python(version), status, '.'.join(map(str, version)))
 
 
 @pytest.mark.parametrize(
     ('text', 'numbers'), [('2.13.0+cpu', (2, 13, 0)), ('v0.5.3', (0, 5, 3)), ('1.5.0rc1', (1, 5, 0)), ('?', ())]
 )
-def test_release(text, numbers):
+def test_release_is_parsed_from_a_version(text, numbers):
     assert package_checks.release(text) == numbers
 
 
-def test_di_engine():
+def test_check_di_engine_finds_missing_and_broken_ones():
     good = {'ding': 'v0.5.3', 'torch': '2.13.0'}
     expect(package_checks.check_di_engine(good, versions(DI_engine='0.5.3')), OK, '0.5.3')
     expect(package_checks.check_di_engine({'ding': 'v0.5.2'}, versions(DI_engine='0.5.2')), WARN, '--no-deps', '0.5.3')
@@ -58,7 +58,7 @@ def test_di_engine_from_a_source_tree_has_no_metadata():
     expect(package_checks.check_di_engine({'ding': 'v0.5.3'}, versions()), OK)
 
 
-def test_di_engine_whose_import_fails():
+def test_check_di_engine_reports_a_failing_import():
     installed = versions(DI_engine='0.5.3')
     broken = {'ding_error': "ModuleNotFoundError: No module named 'pynng'"}
     expect(package_checks.check_di_engine(broken, installed), FAIL, "install what provides 'pynng'")
@@ -66,7 +66,7 @@ def test_di_engine_whose_import_fails():
     expect(package_checks.check_di_engine(broken, installed), FAIL, 'libcudart', 'reproduce with')
 
 
-def test_torch_and_gpu():
+def test_check_torch_and_gpu_report_their_state():
     expect(package_checks.check_torch({'torch': '2.13.0+cpu'}), OK, '2.13.0+cpu')
     expect(package_checks.check_torch({'torch_error': 'ImportError: libfoo'}), FAIL, 'libfoo', 'pip install torch')
     expect(package_checks.check_gpu({'gpus': ['A', 'B']}), OK, '2: A, B')
@@ -96,17 +96,17 @@ def test_torch_and_gpu():
         (package_checks.check_lz4, 'lz4', None, WARN, 'lz4>=3.1'),
     ],
 )
-def test_versions(check, name, version, status, word):
+def test_check_versions_finds_old_and_missing_packages(check, name, version, status, word):
     expect(check(versions(**({name: version} if version else {}))), status, word)
 
 
-def test_hiredis():
+def test_check_hiredis_warns_of_old_or_missing():
     expect(package_checks.check_hiredis(versions(hiredis='3.5.0'), in_use=True), OK, '3.5.0')
     expect(package_checks.check_hiredis(versions(hiredis='2.3.0'), in_use=False), WARN, 'ignores', 'hiredis>=3.2')
     expect(package_checks.check_hiredis(versions()), WARN, 'not installed')
 
 
-def test_environments_are_no_need():
+def test_check_extras_of_environments_are_optional():
     some = package_checks.check_environments(versions(ale_py='0.12.1'))
     expect(some, OK, 'ale-py 0.12.1', 'mujoco: not installed', '[NAME]')
     everything = package_checks.check_environments(lambda name: '1.0')
@@ -132,26 +132,26 @@ def space(total_mib, free_mib):
     return lambda path: machine_checks.Space(total_mib << 20, free_mib << 20)
 
 
-def test_shm():
+def test_check_shm_warns_of_little_space():
     expect(machine_checks.check_shm(space(8192, 8000)), OK, '8,000 MiB free')
     expect(machine_checks.check_shm(space(64, 64)), WARN, '--shm-size')
     expect(machine_checks.check_shm(space(8192, 10)), WARN, 'something fills it')
     expect(machine_checks.check_shm(lambda path: None), WARN, 'missing')
 
 
-def test_space_of_nothing(tmp_path):
+def test_space_of_a_missing_path_is_none(tmp_path):
     assert machine_checks.space_of(str(tmp_path / 'none')) is None
     assert machine_checks.space_of(str(tmp_path)).total > 0
 
 
-def test_tmp(tmp_path):
+def test_check_tmp_needs_a_writable_directory(tmp_path):
     expect(machine_checks.check_tmp(str(tmp_path), space(9000, 5000)), OK, 'writable')
     assert list(tmp_path.iterdir()) == []
     expect(machine_checks.check_tmp(str(tmp_path), space(9000, 10)), WARN, '10 MiB free')
     expect(machine_checks.check_tmp(str(tmp_path / 'none')), FAIL, 'set TMPDIR')
 
 
-def test_socket_directory(tmp_path, monkeypatch):
+def test_check_socket_directory_needs_a_private_one(tmp_path, monkeypatch):
     def refuse():
         raise OSError('no private directory for sockets (/x is too long a path for sockets)')
 
@@ -161,7 +161,7 @@ def test_socket_directory(tmp_path, monkeypatch):
     assert not any(path.is_dir() for path in tmp_path.glob('ding-store-*/*')), 'the doctor left a directory behind'
 
 
-def test_open_files():
+def test_check_open_files_warns_of_a_low_limit():
     expect(machine_checks.check_open_files(1024), OK, '1024')
     expect(machine_checks.check_open_files(256), WARN, 'ulimit -n')
     expect(machine_checks.check_open_files(machine_checks.resource.RLIM_INFINITY), OK, 'unlimited')
@@ -171,7 +171,7 @@ def test_open_files():
     ('cores', 'threads', 'status'),
     [(2, '1', OK), (2, '2', OK), (2, '4', WARN), (0.5, '1', WARN), (2, None, WARN), (2, 'many', WARN), (2, '0', WARN)],
 )
-def test_cores(cores, threads, status):
+def test_check_cores_warns_of_too_many_threads(cores, threads, status):
     environ = {} if threads is None else {'OMP_NUM_THREADS': threads}
     expect(machine_checks.check_cores(cores, environ), status)
 
@@ -186,7 +186,7 @@ def test_cores(cores, threads, status):
         ({}, None),
     ],
 )
-def test_core_quota(tmp_path, files, quota):
+def test_usable_cores_follow_the_cgroup_quota(tmp_path, files, quota):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -194,7 +194,7 @@ def test_core_quota(tmp_path, files, quota):
     assert machine_checks.usable_cores(tmp_path) == min(number, quota or number)
 
 
-def test_overcommit(tmp_path):
+def test_check_overcommit_warns_of_strict_mode(tmp_path):
     path = tmp_path / 'overcommit_memory'
     expect(machine_checks.check_overcommit(path), OK, 'not known')
     path.write_text('1\n')
@@ -213,7 +213,7 @@ def raiser(error):
     return fail
 
 
-def test_server():
+def test_check_server_needs_a_supported_version():
     expect(redis_checks.check_server(lambda: ('/usr/bin/redis-server', '7.0.15')), OK, '7.0.15')
     expect(redis_checks.check_server(lambda: ('/usr/bin/redis-server', '6.0.16')), FAIL, 'older than 6.2', 'apt-get')
     expect(
@@ -239,11 +239,11 @@ class FakeStore:
         pass
 
 
-def test_store_is_measured():
+def test_check_store_measures_the_round_trip():
     expect(redis_checks.check_store('redis://somewhere', lambda url: FakeStore()), OK, 'redis 7.2.0', 'ms')
 
 
-def test_slow_store(monkeypatch):
+def test_check_store_warns_of_a_slow_server(monkeypatch):
     monkeypatch.setattr(redis_checks, 'SLOW_ROUND_TRIP_S', 0.0)
     expect(redis_checks.check_store('redis://somewhere', lambda url: FakeStore()), WARN, 'far server')
 
@@ -257,7 +257,7 @@ def test_slow_store(monkeypatch):
         (ConfigError('no such scheme'), 'correct the URL'),
     ],
 )
-def test_store_refused(error, word):
+def test_check_store_reports_a_refused_store(error, word):
     expect(redis_checks.check_store('redis://somewhere', raiser(error)), FAIL, str(error), word)
 
 
@@ -283,7 +283,7 @@ def redis_server():
         yield start
 
 
-def test_a_real_store_is_left_as_it_was(redis_server):
+def test_check_store_leaves_no_key(redis_server):
     import redis
 
     url = redis_server()
@@ -292,24 +292,24 @@ def test_a_real_store_is_left_as_it_was(redis_server):
         assert client.keys('*') == []
 
 
-def test_a_real_store_that_wants_a_password(redis_server):
+def test_check_store_reports_a_missing_password(redis_server):
     url = redis_server('--requirepass', 'secret')
     expect(redis_checks.check_store(url), FAIL, 'StoreDenied', 'redis://user:password@')
     expect(redis_checks.check_store(url.replace('unix://', 'unix://:secret@')), OK)
 
 
-def test_a_real_store_that_evicts(redis_server):
+def test_check_store_reports_a_server_that_evicts(redis_server):
     expect(
         redis_checks.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction'
     )
 
 
-def test_an_embedded_store_leaves_nothing_behind(tmp_path):
+def test_check_store_embedded_leaves_no_file(tmp_path):
     expect(redis_checks.check_store(f'embedded://{tmp_path}'), OK, 'ms')
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_url_is_a_finding_and_no_traceback():
+def test_check_store_reports_a_wrong_url():
     expect(redis_checks.check_store('nosuch://host'), FAIL, 'nosuch', 'correct the URL')
 
 
@@ -322,19 +322,19 @@ FINDINGS = [
 ]
 
 
-def test_table():
+def test_report_table_has_findings_fixes_and_counts():
     lines = to_table(FINDINGS).splitlines()
     assert lines[0] == 'OK    a       fine'
     assert lines[1:3] == ['WARN  longer  slow', '              fix: do this']
     assert lines[-1] == '1 OK, 1 WARN, 1 FAIL'
 
 
-def test_json():
+def test_report_json_has_all_findings():
     assert json.loads(to_json(FINDINGS))[2] == {'name': 'c', 'status': 'FAIL', 'found': 'broken', 'fix': 'do that'}
 
 
 @pytest.mark.parametrize(('findings', 'status'), [(FINDINGS, 1), (FINDINGS[:2], 0), ([], 0)])
-def test_exit_status(monkeypatch, capsys, findings, status):
+def test_exit_status_is_that_of_the_worst_finding(monkeypatch, capsys, findings, status):
     monkeypatch.setattr(doctor, 'check_all', lambda url: findings)
     assert doctor.main(['--json']) == status
     assert len(json.loads(capsys.readouterr().out)) == len(findings)
@@ -358,7 +358,7 @@ def test_doctor_reports_what_is_missing_without_traceback(module, tmp_path):
         assert module in findings['store']['found']
 
 
-def test_the_environment_of_this_suite_is_sound():
+def test_doctor_finds_no_fault_in_this_environment():
     """The whole command, unfaked: what setup.sh makes has nothing that fails."""
     command = 'import sys; from ding_store.doctor import main; sys.exit(main(["--json"]))'
     done = subprocess.run(

@@ -34,7 +34,7 @@ def test_environment_of_a_hooked_command_names_the_site(monkeypatch):
     assert (os.environ['PYTHONPATH'], os.environ[ENV_HOOK]) == (f'/site{os.pathsep}/theirs', '1')
 
 
-def test_config_takes_all_from_the_environment_it_gets():
+def test_config_reads_all_from_its_environment():
     write_environment(ALL)
     told = Environment(url='memory://', run='r', settings="{'max_lead': 5}", launched='a', joined='b', checkpoint='/c')
     config = StoreConfig.from_block({'max_lead': 3, 'run': 'other'}, environment=told)

@@ -55,7 +55,7 @@ def test_golden_files_are_those_of_the_manifest() -> None:
 
 
 @pytest.mark.parametrize('case', cases('tables', '.tar.xz'))
-def test_table_opens_with_what_was_stored(case: str, tmp_path: Path) -> None:
+def test_golden_table_opens_with_its_rows(case: str, tmp_path: Path) -> None:
     expected = expected_of('tables', case)
     expected['counts'].pop(CRITIC, None)
     path = unpack(GOLDEN / 'tables' / f'{case}.tar.xz', tmp_path / 'table')
@@ -73,7 +73,7 @@ SAVES = [(case, has_path) for case in cases('saves', '.save') for has_path in (F
 
 
 @pytest.mark.parametrize(('case', 'has_path'), sorted(set(SAVES)))
-def test_save_loads_with_what_was_stored(case: str, has_path: bool, tmp_path: Path) -> None:
+def test_golden_save_loads_with_its_rows(case: str, has_path: bool, tmp_path: Path) -> None:
     expected = expected_of('saves', case)
     limiter = RateLimiter(2, 1.0, 8.0, max_insert=4, max_sample=4) if 'limiter' in expected else None
     path = str(tmp_path / 'table') if has_path else None
@@ -94,7 +94,7 @@ def same_random() -> Iterator[None]:
 
 @pytest.mark.usefixtures('same_random')
 @pytest.mark.parametrize('case', cases('checkpoints', '.tar.xz'))
-def test_checkpoints_hold_what_was_saved(case: str, tmp_path: Path) -> None:
+def test_golden_checkpoints_have_their_state(case: str, tmp_path: Path) -> None:
     expected = expected_of('checkpoints', case)
     path = unpack(GOLDEN / 'checkpoints' / f'{case}.tar.xz', tmp_path / 'checkpoints')
     directory = CheckpointDir(str(path), keep=2)
@@ -136,7 +136,7 @@ def draws() -> List[float]:
 
 
 @pytest.mark.parametrize('case', cases('payloads', '.bin'))
-def test_payload_decodes_to_what_was_encoded(case: str) -> None:
+def test_golden_payload_decodes_to_its_arrays(case: str) -> None:
     expected = json.loads((GOLDEN / 'payloads' / 'expected.json').read_text())[case]
     need_codec(expected['codec'])
     header, arrays = decode((GOLDEN / 'payloads' / f'{case}.bin').read_bytes())
@@ -167,7 +167,7 @@ def load_keys(redis: RawRedis, case: str) -> List[List[str]]:
 
 
 @pytest.mark.parametrize('stream', ['plain', 'lz4', 'zstd', 'parts'])
-def test_stream_of_a_server_is_read_on(stream: str, redis: RawRedis, redis_server: RedisServer) -> None:
+def test_golden_stream_of_a_server_is_read(stream: str, redis: RawRedis, redis_server: RedisServer) -> None:
     """As behind a restart of a server that kept its data: the server has another run_id."""
     need_codec(stream if stream in ('lz4', 'zstd') else None)
     load_keys(redis, 'wire')
@@ -188,7 +188,7 @@ def test_stream_of_a_server_is_read_on(stream: str, redis: RawRedis, redis_serve
         assert redis.ask('KEYS', f'*{stream}/*part*') == []
 
 
-def test_values_and_counters_of_a_server_are_read(redis: RawRedis, redis_server: RedisServer) -> None:
+def test_golden_values_and_counters_of_a_server_are_read(redis: RawRedis, redis_server: RedisServer) -> None:
     load_keys(redis, 'wire')
     expected = expected_of('server', 'wire')
     with open_store(redis_server.url, 'golden', host_plane='off') as store:
@@ -202,7 +202,7 @@ def test_values_and_counters_of_a_server_are_read(redis: RawRedis, redis_server:
         assert sorted(info.streams) == sorted(expected['streams'])
 
 
-def test_references_of_the_host_plane_lead_to_bytes(tmp_path: Path) -> None:
+def test_golden_host_plane_references_lead_to_their_bytes(tmp_path: Path) -> None:
     commands = json.loads((GOLDEN / 'server' / 'host.json').read_text())
     files = unpack(GOLDEN / 'server' / 'host.tar.xz', tmp_path / 'files')
     expected = expected_of('server', 'host')
@@ -230,7 +230,7 @@ def test_references_of_the_host_plane_lead_to_bytes(tmp_path: Path) -> None:
     assert num_references == 2
 
 
-def test_entries_that_were_filled_are_read_elsewhere(redis: RawRedis, redis_server: RedisServer) -> None:
+def test_golden_backfilled_entries_are_read_on_other_hosts(redis: RawRedis, redis_server: RedisServer) -> None:
     load_keys(redis, 'host')
     with open_store(redis_server.url, 'golden', host_plane='off') as store:
         entries = store.read('filled', store.register('filled', 'elsewhere'))
@@ -250,7 +250,7 @@ def file_of(directory: Path, name: str) -> str:
     return str(path)
 
 
-def test_scripts_reply_to_recorded_calls_as_they_did(redis: RawRedis) -> None:
+def test_golden_script_calls_get_their_recorded_replies(redis: RawRedis) -> None:
     """
     Clients sent these commands to one server, in this order. Reads of ``wants`` are left out, since its ids are times
     of the server. Replies without an order are compared as sets.

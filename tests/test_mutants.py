@@ -26,7 +26,7 @@ FILES = [*(ROOT / 'tests').rglob('*.py'), *(ROOT / 'ding_store' / 'storage' / 't
 NAMES = {name for file in FILES for name in re.findall(r'(?:def|class) (\w+)', file.read_text())}
 
 
-def test_mutants_are_as_many_as_promised():
+def test_mutants_list_has_the_promised_number():
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS) >= 40
 
 
@@ -52,7 +52,7 @@ def test_changed_file_is_restored_with_its_time(tmp_path):
     assert (path.read_text(), path.stat().st_mtime_ns) == ('a = 1\n', before)
 
 
-def test_mutant_whose_text_is_there_twice_does_not_apply(tmp_path):
+def test_mutant_whose_text_occurs_twice_does_not_apply(tmp_path):
     (tmp_path / 'file.py').write_text('a = 1 + 1\n')
     mutant = mutants.Mutant('m', 'It breaks.', 'file.py', '1', '2', ['tests'])
     assert mutants.Copy(tmp_path, 1.0).play(mutant).outcome == mutants.DOES_NOT_APPLY

@@ -174,7 +174,7 @@ def layer_of(file: str) -> str:
 ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
 
 
-def test_the_reader_of_imports_sees_what_it_should(tmp_path, monkeypatch):
+def test_reader_of_imports_finds_all_imports(tmp_path, monkeypatch):
     """The tests below pass when it finds nothing; so it is tested itself."""
     module = tmp_path / 'storage' / 'x.py'
     module.parent.mkdir()
@@ -216,14 +216,14 @@ def all_module_imports() -> Dict[str, Set[str]]:
     return graph
 
 
-def test_no_circle_of_modules():
+def test_modules_do_not_import_each_other_in_a_circle():
     try:
         graphlib.TopologicalSorter(all_module_imports()).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f'these modules import each other: {" <- ".join(error.args[1])}')
 
 
-def test_a_circle_of_modules_is_found(tmp_path, monkeypatch):
+def test_circle_of_modules_is_found(tmp_path, monkeypatch):
     (tmp_path / 'a.py').write_text(
         'from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ding_store.b import B'
     )
@@ -252,7 +252,7 @@ def inner_layer(package: str, module: str) -> int:
 
 
 @pytest.mark.parametrize('layer', FORBIDDEN)
-def test_layers_keep_to_their_third_parties(layer):
+def test_layers_import_only_their_third_parties(layer):
     bad = [
         f'{file}:{line} imports {module}'
         for file, line, module in ALL_IMPORTS
@@ -262,7 +262,7 @@ def test_layers_keep_to_their_third_parties(layer):
     assert bad == []
 
 
-def test_only_the_storage_and_the_doctor_know_redis():
+def test_redis_is_imported_only_by_storage_and_doctor():
     files = {file for file, _, module in ALL_IMPORTS if module.split('.')[0] in ('redis', 'hiredis')}
     assert {layer_of(file) for file in files} <= {'storage', 'doctor'}, files
 
@@ -357,19 +357,19 @@ def test_change_of_an_attribute_is_found(line):
     assert list(changes_of(ast.parse('task.stop()'), 'task.stop')) == []
 
 
-def test_one_module_replaces_the_stop_of_a_task():
+def test_task_stop_is_replaced_in_one_module():
     files = {str(path.relative_to(PACKAGE)) for path in sources() if list(changes_of(parse(path), 'task.stop'))}
     assert files == {'middleware/task_stop.py'}
 
 
-def test_one_module_freezes_garbage_collections():
+def test_gc_freeze_is_called_in_one_module():
     assert files_that_use('gc', 'freeze', 'unfreeze') == {'gc_freeze.py'}
 
 
 # --- no pickle
 
 
-def test_nothing_imports_a_pickler():
+def test_picklers_are_imported_only_where_allowed():
     bad = [
         f'{file}:{line} imports {module}'
         for file, line, module in ALL_IMPORTS
@@ -392,7 +392,7 @@ def pickling_calls(tree: ast.AST) -> Iterator[Tuple[int, str]]:
                 yield node.lineno, f'{name}(allow_pickle=...)'
 
 
-def test_nothing_pickles_by_another_name():
+def test_pickling_calls_are_made_only_where_allowed():
     seen = list(pickling_calls(ast.parse('import torch\ntorch.load(f)\nnp.load(f, allow_pickle=True)')))
     assert [name for _, name in seen] == ['torch.load', 'np.load(allow_pickle=...)']
     bad = [
@@ -404,7 +404,7 @@ def test_nothing_pickles_by_another_name():
     assert bad == []
 
 
-def test_every_exception_is_still_used():
+def test_exceptions_to_the_rules_are_still_used():
     used = {(file, module) for file, _, module in ALL_IMPORTS} | {(e.file, e.module.split('.')[0]) for e in ALL_IMPORTS}
     used |= {(str(path.relative_to(PACKAGE)), name) for path in sources() for _, name in pickling_calls(parse(path))}
     assert set(PICKLE_ALLOWED) | set(EXCEPTIONS) <= used
@@ -436,7 +436,7 @@ def modules_after(statement: str) -> Set[str]:
         ('import ding_store.doctor', {'torch', 'ding', 'redis', 'treetensor'}),
     ],
 )
-def test_imports_are_cheap_and_start_nothing(statement, absent):
+def test_imports_load_no_heavy_modules(statement, absent):
     assert modules_after(statement) & absent == set()
 
 
@@ -477,7 +477,7 @@ def public_imports(path: Path) -> Set[str]:
 
 
 @pytest.mark.parametrize('name', packages())
-def test_all_is_complete_and_importable(name):
+def test_public_names_are_complete_and_importable(name):
     module = importlib.import_module(name)
     exported = list(getattr(module, '__all__', []))
     missing = [public for public in exported if not hasattr(module, public)]
@@ -499,7 +499,7 @@ def is_error(module, name: str) -> bool:
     return isinstance(value, type) and value.__module__ == 'ding_store.errors'
 
 
-def test_every_error_is_drawn_in_the_tree():
+def test_error_tree_in_the_docstring_has_every_error():
     errors = importlib.import_module('ding_store.errors')
     classes = {name for name, value in vars(errors).items() if isinstance(value, type)}
     drawn = set(re.findall(r'^[│├└─ ]*(\w+)(?:$|  )', errors.__doc__, re.M))
@@ -519,7 +519,7 @@ def test_every_error_is_drawn_in_the_tree():
         *('requirements/di-engine.txt', 'requirements/constraints.txt', 'ding_store/py.typed'),
     ],
 )
-def test_stock_files(name):
+def test_package_files_exist(name):
     assert (ROOT / name).stat().st_size > 0 or name.endswith('py.typed')
 
 
@@ -569,7 +569,7 @@ def test_install_leaves_torch_and_di_engine_alone(source):
     assert not [requirement for requirement in required if '<' in requirement or '==' in requirement]
 
 
-def test_wheel_has_everything(source, tmp_path):
+def test_wheel_has_all_files(source, tmp_path):
     pip('wheel', '--quiet', '--no-build-isolation', '--no-index', '--no-deps', f'--wheel-dir={tmp_path}', str(source))
     (wheel,) = tmp_path.glob('*.whl')
     shutil.unpack_archive(wheel, tmp_path / 'wheel', format='zip')

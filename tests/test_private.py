@@ -25,7 +25,7 @@ def assert_private(directory: Path) -> None:
         assert path.stat().st_mode & 0o777 == expected, path
 
 
-def test_replays(tmp_path: Path) -> None:
+def test_replay_files_are_private(tmp_path: Path) -> None:
     path = tmp_path / 'replay'
     sampler = limited(Prioritized(), max_times_sampled=3)
     buffer = StoreBuffer(100, path=str(path), sampler=sampler, limiter=RateLimiter(1, max_insert=10, max_sample=4))
@@ -41,7 +41,7 @@ def test_replays(tmp_path: Path) -> None:
     assert (tmp_path / 'save').stat().st_mode & 0o777 == 0o600
 
 
-def test_checkpoints(tmp_path: Path) -> None:
+def test_checkpoint_files_are_private(tmp_path: Path) -> None:
     checkpoints = CheckpointDir(str(tmp_path / 'checkpoints'))
     for _ in range(2):
         checkpoints.begin()

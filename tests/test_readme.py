@@ -193,7 +193,7 @@ def check_command(words: List[str]) -> None:
 
 
 @pytest.mark.parametrize(('place', 'words'), commands(), ids=lambda value: value if isinstance(value, str) else '')
-def test_commands_exist(place, words):
+def test_commands_in_the_docs_exist(place, words):
     check_command(words)
 
 
@@ -215,12 +215,12 @@ def test_commands_exist(place, words):
         'nosuch',
     ],
 )
-def test_commands_that_do_not_exist_are_noticed(line):
+def test_commands_that_do_not_exist_are_found(line):
     with pytest.raises(AssertionError):
         check_command(shlex.split(line))
 
 
-def test_the_first_screen_has_the_two_commands():
+def test_readme_first_screen_has_the_two_commands():
     first_screen = '\n'.join((ROOT / 'README.md').read_text(encoding='utf-8').splitlines()[:32])
     for command in ('scripts/run.sh', 'scripts/test.sh', 'pip install .'):
         assert command in first_screen
@@ -230,7 +230,7 @@ def test_the_first_screen_has_the_two_commands():
 
 
 @pytest.mark.parametrize('block', without_design(blocks('python')), ids=by_place)
-def test_python_blocks(block, tmp_path):
+def test_python_blocks_run_or_name_what_exists(block, tmp_path):
     """Those marked run in a process of their own; of the others the syntax and the names of ours are checked."""
     if not block.runs:
         check_names(ast.parse(block.text, block.place))
@@ -252,14 +252,14 @@ def check_names(tree: ast.AST) -> None:
                 assert hasattr(module, alias.name), f'{node.module} has no {alias.name}'
 
 
-def test_main_in_the_docs_is_the_one_of_ppo():
+def test_main_in_the_docs_equals_the_one_of_ppo():
     (shown,) = [block for block in blocks('python') if block.text.startswith('def main(')]
     main = ast.parse((ROOT / 'dizoo_configs' / 'atari' / 'atari_ppo_main.py').read_text())
     (real,) = [node for node in main.body if isinstance(node, ast.FunctionDef)]
     assert ast.dump(ast.parse(shown.text).body[0]) == ast.dump(real)
 
 
-def test_some_blocks_run():
+def test_python_blocks_that_run_exist():
     assert sum(block.runs for block in blocks('python')) >= 2
 
 
@@ -272,7 +272,7 @@ def anchors(path: Path) -> List[str]:
 
 
 @pytest.mark.parametrize('name', TEXTS)
-def test_links_lead_somewhere(name):
+def test_links_in_the_docs_exist(name):
     path = ROOT / name
     text = re.sub(r'^```.*?^```$', '', path.read_text(encoding='utf-8'), flags=re.M | re.S)
     for target in re.findall(r'\]\(([^)\s]+)\)', text):
@@ -305,7 +305,7 @@ def defaults(settings: type) -> Dict[str, str]:
     return {f.name: repr(f.default if f.default is not MISSING else f.default_factory()) for f in fields(settings)}
 
 
-def test_every_setting_is_documented_with_its_default():
+def test_settings_are_documented_with_their_defaults():
     others = ('Checkpoints: keys of `checkpoint`', 'Options of `open_store`, in `store_options`')
     titles = re.findall(r'^## (.+)$', (ROOT / SETTINGS).read_text(encoding='utf-8'), re.M)
     assert rows(SETTINGS, *(title for title in titles if title not in others)) == defaults(StoreConfig)
@@ -315,7 +315,7 @@ def test_every_setting_is_documented_with_its_default():
     assert checkpoint == defaults(CheckpointConfig)
 
 
-def test_every_option_of_a_store_is_documented_with_its_default():
+def test_store_options_are_documented_with_their_defaults():
     options = {**defaults(StreamOptions), **defaults(RedisOptions), **defaults(HostOptions)}
     options['check_every_s'] = repr(StoreOptions.check_every_s)
     keys_of_the_block = {f.name for f in fields(StoreConfig)}
@@ -324,7 +324,7 @@ def test_every_option_of_a_store_is_documented_with_its_default():
     }
 
 
-def test_every_key_of_the_replay_is_documented_with_its_default():
+def test_replay_keys_are_documented_with_their_defaults():
     from ding_store.replay_config import WrapperSettings
 
     assert rows('docs/reference/replay-keys.md', 'Keys') == defaults(WrapperSettings)
@@ -360,7 +360,7 @@ def test_chinese_readme_has_the_same_commands_and_tables():
     assert translated(CHINESE) == translated('README.md')
 
 
-def test_every_check_of_the_doctor_is_documented():
+def test_doctor_checks_are_documented():
     from ding_store.doctor import machine_checks, package_checks, redis_checks
 
     source = ''.join(Path(module.__file__).read_text() for module in (package_checks, redis_checks, machine_checks))

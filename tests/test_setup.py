@@ -91,7 +91,7 @@ def checkout(tmp_path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_fresh(checkout):
+def test_setup_fresh_installs_in_three_steps(checkout):
     output = checkout.setup()
     first, second, third = checkout.installs()
     assert all(' numpy<2 ' in f'{call} ' for call in (first, second, third))
@@ -106,18 +106,18 @@ def test_fresh(checkout):
     assert found.read_text() == f'{checkout.root}\n'
 
 
-def test_second_time_starts_no_python_at_all(checkout):
+def test_setup_run_again_starts_no_python(checkout):
     checkout.setup()
     assert checkout.setup() == ''
     assert checkout.python_calls() == []
 
 
-def test_other_pythons_find_their_own_versions(checkout):
+def test_setup_with_another_python_uses_no_constraints(checkout):
     checkout.setup(FAKE_NOT_311='1')
     assert not any('constraints' in call for call in checkout.installs())
 
 
-def test_extras_are_added_and_remembered(checkout):
+def test_setup_adds_extras_and_keeps_them(checkout):
     checkout.setup()
     checkout.setup('--test')
     assert checkout.extras() == 'fast,test'
@@ -129,13 +129,13 @@ def test_extras_are_added_and_remembered(checkout):
 
 
 @pytest.mark.parametrize(('version', 'extras'), [('6.0.16', 'embedded,fast'), ('6.2.0', 'fast'), ('8.1.1', 'fast')])
-def test_a_server_in_a_wheel_where_there_is_none(checkout, version, extras):
+def test_setup_installs_a_server_if_none_is_found(checkout, version, extras):
     checkout.add_command('redis-server', SERVER.format(version))
     checkout.setup()
     assert checkout.extras() == extras
 
 
-def test_a_server_that_went_away_is_replaced(checkout):
+def test_setup_replaces_a_server_that_was_removed(checkout):
     checkout.setup()
     (checkout.bin / 'redis-server').unlink()
     if shutil.which('redis-server', path='/usr/bin:/bin'):
@@ -144,7 +144,7 @@ def test_a_server_that_went_away_is_replaced(checkout):
     assert checkout.extras() == 'embedded,fast'
 
 
-def test_packages_that_come_without_their_dependencies(checkout):
+def test_setup_installs_some_packages_without_dependencies(checkout):
     bare = checkout.root / 'requirements/no-deps'
     bare.mkdir(exist_ok=True)
     (bare / 'atari.txt').write_text('# why\nstubborn==1.0\n')
@@ -157,7 +157,7 @@ def test_packages_that_come_without_their_dependencies(checkout):
     assert checkout.installs()[-1].endswith(f'--no-deps -r {bare}/atari.txt'), 'a new version is installed'
 
 
-def test_failure_is_shown_in_full_and_done_again(checkout):
+def test_setup_failure_is_shown_in_full_and_repeated(checkout):
     output = checkout.setup(status=1, FAKE_FAIL='DI-engine==')
     assert 'ERROR: the reason' in output
     assert len(checkout.installs()) == 2
@@ -166,7 +166,7 @@ def test_failure_is_shown_in_full_and_done_again(checkout):
     assert not any('-m venv' in call for call in checkout.python_calls()), 'the environment itself was sound'
 
 
-def test_failure_after_a_change_that_is_then_taken_back(checkout):
+def test_setup_failed_then_reverted_change_is_repeated(checkout):
     """The old stamp must not vouch for an environment that a failed setup left half changed."""
     requirements = checkout.root / 'requirements/di-engine.txt'
     before = requirements.read_text()
@@ -178,7 +178,7 @@ def test_failure_after_a_change_that_is_then_taken_back(checkout):
     assert len(checkout.installs()) == 3
 
 
-def test_interrupted_while_the_environment_was_made(checkout):
+def test_setup_interrupted_is_repeated(checkout):
     checkout.setup()
     (checkout.venv / '.ding_store_stamp').unlink()
     (checkout.venv / 'bin/python').unlink()
@@ -186,7 +186,7 @@ def test_interrupted_while_the_environment_was_made(checkout):
     assert sum('-m venv' in call for call in checkout.python_calls()) == 1
 
 
-def test_moved_checkout_is_made_again(checkout):
+def test_setup_of_a_moved_checkout_is_repeated(checkout):
     checkout.setup()
     moved = checkout.root.with_name('moved')
     checkout.root.rename(moved)
@@ -197,7 +197,7 @@ def test_moved_checkout_is_made_again(checkout):
     assert not (moved / '.venv/left').exists()
 
 
-def test_foreign_environment_is_left_alone(checkout):
+def test_setup_does_not_change_a_foreign_environment(checkout):
     checkout.venv.mkdir()
     (checkout.venv / 'pyvenv.cfg').write_text('mine')
     output = checkout.setup(status=1)
@@ -207,7 +207,7 @@ def test_foreign_environment_is_left_alone(checkout):
     assert checkout.python_calls() == []
 
 
-def test_the_environment_of_another_checkout_is_left_alone(checkout, tmp_path):
+def test_setup_does_not_change_another_checkouts_environment(checkout, tmp_path):
     """It was emptied and made anew, under the programs that ran in it."""
     checkout.setup()
     owner, checkout.root = checkout.root, tmp_path / 'other'
@@ -218,18 +218,18 @@ def test_the_environment_of_another_checkout_is_left_alone(checkout, tmp_path):
     assert sorted(checkout.venv.rglob('*')) == before
 
 
-def test_a_file_in_the_way(checkout):
+def test_setup_with_a_file_in_place_of_the_venv_is_refused(checkout):
     checkout.venv.write_text('')
     assert 'no directory' in checkout.setup(status=1)
 
 
-def test_environment_elsewhere(checkout, tmp_path):
+def test_setup_with_another_venv_path_uses_it(checkout, tmp_path):
     checkout.setup(DING_STORE_VENV=str(tmp_path / 'else where'))
     assert (tmp_path / 'else where/.ding_store_stamp').exists()
     assert not checkout.venv.exists()
 
 
-def test_active_environments_are_ignored(checkout, tmp_path):
+def test_setup_ignores_active_environments(checkout, tmp_path):
     for name in ('venv', 'conda'):
         checkout.add_command('python3.11', '#!/bin/sh\nexit 1\n', tmp_path / name / 'bin')
     checkout.setup(
@@ -243,14 +243,14 @@ def test_active_environments_are_ignored(checkout, tmp_path):
     assert all(call.startswith('|') for call in checkout.python_calls()), 'PYTHONPATH leaked in'
 
 
-def test_no_python(checkout):
+def test_setup_without_a_python_names_the_install(checkout):
     output = checkout.setup(status=1, FAKE_UNSUITABLE='1')
     assert 'no Python 3.10 or 3.11 found' in output
     assert 'apt-get install python3 python3-venv' in output
     assert not checkout.venv.exists()
 
 
-def test_no_venv_module(checkout):
+def test_setup_without_the_venv_module_names_the_install(checkout):
     output = checkout.setup(status=1, FAKE_NO_VENV='1')
     assert 'apt-get install python3-venv' in output
     assert not checkout.venv.exists()
@@ -266,17 +266,17 @@ def test_no_venv_module(checkout):
         (['--extra'], '--extra needs a name'),
     ],
 )
-def test_wrong_arguments(checkout, arguments, text):
+def test_setup_wrong_arguments_are_refused(checkout, arguments, text):
     assert text in checkout.setup(*arguments, status=1)
     assert checkout.python_calls() == []
 
 
-def test_help(checkout):
+def test_setup_help_installs_nothing(checkout):
     assert '--extra NAME' in checkout.setup('--help')
     assert not checkout.venv.exists()
 
 
-def test_two_at_once(checkout, tmp_path):
+def test_setup_run_twice_at_once_installs_once(checkout, tmp_path):
     """The second waits for the first, and then finds everything done."""
     fifo = tmp_path / 'fifo'
     os.mkfifo(fifo)

@@ -36,30 +36,30 @@ def found(soak, num_ended=64, **growing):
 
 
 @pytest.mark.parametrize('name', ['lag', 'server_mb', 'reader_mb', 'writers_mb', 'cache_mb'])
-def test_what_grows_is_a_fault(soak, name):
+def test_soak_growth_is_a_fault(soak, name):
     assert found(soak) == []
     (fault,) = found(soak, **{name: 4000})
     assert fault.startswith(f'{name} grew from')
 
 
-def test_a_rate_that_is_not_reached_is_a_fault(soak):
+def test_soak_rate_below_the_requested_is_a_fault(soak):
     assert found(soak, num_rows=99 * 390) == []
     assert found(soak, num_rows=99 * 300) == ['400 rows a second were requested, 300 came']
 
 
-def test_a_writer_that_does_not_come_to_its_end_is_a_fault(soak):
+def test_soak_writer_that_does_not_end_is_a_fault(soak):
     """One of 64 is not seen by the rate."""
     assert found(soak, num_ended=63) == ['1 of 64 writers did not come to their end']
 
 
-def test_a_run_too_short_to_judge_is_refused(soak, monkeypatch, capsys):
+def test_soak_too_short_to_judge_is_refused(soak, monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['soak.py', '--seconds', '1'])
     with pytest.raises(SystemExit):
         soak.parse()
     assert '--seconds' in capsys.readouterr().err
 
 
-def test_a_short_run(tmp_path, redis_binary):
+def test_soak_short_run_finds_no_fault(tmp_path, redis_binary):
     size = ['--seconds', '2.5', '--processes', '1', '--threads', '2', '--rate', '100', '--element-bytes', '50000']
     files = ['--json', str(tmp_path / 'result.json'), '--csv', str(tmp_path / 'samples.csv')]
     done = subprocess.run(

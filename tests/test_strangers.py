@@ -94,7 +94,7 @@ def files_of(path: Path) -> List[Path]:
 
 
 @needs_root
-def test_a_directory_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_directory_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
     path = tmp_path / 'theirs'
     path.mkdir(0o777)
     use(path)
@@ -107,7 +107,7 @@ def test_a_directory_of_another_user_is_refused(tmp_path: Path, use: Callable[[P
     assert bytes_of(path) == before
 
 
-def test_a_directory_that_all_may_write_to_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_directory_writable_by_all_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
     path = tmp_path / 'open'
     path.mkdir()
     if use is cache:
@@ -121,7 +121,7 @@ def test_a_directory_that_all_may_write_to_is_refused(tmp_path: Path, use: Calla
 
 
 @needs_root
-def test_a_file_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_file_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
     use(tmp_path / 'ours')
     refused = 0
     for file in files_of(tmp_path / 'ours'):
@@ -137,7 +137,7 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path, use: Callable[[Path],
     assert refused
 
 
-def test_no_symbolic_link_is_followed(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_symbolic_link_in_place_of_a_file_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
     """Neither to a file of the same name elsewhere, nor to a file of the victim."""
     use(tmp_path / 'ours')
     for file in files_of(tmp_path / 'ours'):
@@ -155,7 +155,7 @@ def test_no_symbolic_link_is_followed(tmp_path: Path, use: Callable[[Path], None
         (tmp_path / 'aside').rename(file)
 
 
-def test_half_made_files_are_never_written_through(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_links_at_temporary_file_names_are_not_followed(tmp_path: Path, use: Callable[[Path], None]) -> None:
     """The names of temporary files can be predicted, and a link may be there first."""
     path, victim = tmp_path / 'ours', tmp_path / 'victim'
     path.mkdir(mode=0o700)
@@ -178,7 +178,7 @@ def test_half_made_files_are_never_written_through(tmp_path: Path, use: Callable
 
 
 @needs_root
-def test_a_link_of_another_user_to_our_directory_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+def test_link_of_another_user_to_a_directory_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
     ours, link = tmp_path / 'ours', tmp_path / 'link'
     ours.mkdir(mode=0o700)
     link.symlink_to(ours)
@@ -190,7 +190,7 @@ def test_a_link_of_another_user_to_our_directory_is_refused(tmp_path: Path, use:
         use(link)
 
 
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_fifo_or_directory_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
     table(tmp_path / 'table')
     for make in (os.mkfifo, os.mkdir):
         for name in ('header', 'rows', '000.column', 'metas', 'queue.record', 'uses.values'):
@@ -211,7 +211,7 @@ def no_umask() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures('no_umask')
-def test_all_directories_that_are_made_are_private(tmp_path: Path) -> None:
+def test_directories_created_are_all_private(tmp_path: Path) -> None:
     for name, use in USES.items():
         if use is not cache:
             use(tmp_path / name / 'a' / 'b')
@@ -237,7 +237,7 @@ def test_sockets_of_the_mesh_are_in_a_private_directory() -> None:
 
 
 @needs_root
-def test_a_run_of_another_user_is_neither_read_nor_removed(tmp_path: Path) -> None:
+def test_run_of_another_user_is_neither_read_nor_removed(tmp_path: Path) -> None:
     path = tmp_path / 'run'
     server(path)
     os.chown(path, STRANGER, STRANGER)
@@ -250,7 +250,7 @@ def test_a_run_of_another_user_is_neither_read_nor_removed(tmp_path: Path) -> No
     assert bytes_of(path) == before
 
 
-def test_a_pointer_to_a_socket_elsewhere_is_not_followed(tmp_path: Path) -> None:
+def test_pointer_to_a_foreign_socket_is_not_followed(tmp_path: Path) -> None:
     """Only what this package makes places for is connected to, or removed."""
     path, sockets = tmp_path / 'run', tmp_path / f'ding-store-{os.geteuid()}'
     server(path)
@@ -264,7 +264,7 @@ def test_a_pointer_to_a_socket_elsewhere_is_not_followed(tmp_path: Path) -> None
         assert (victim / 'control.sock').read_text() == 'of the victim'
 
 
-def test_another_user_is_told_what_to_do(tmp_path: Path) -> None:
+def test_unsafe_directory_error_names_the_fix(tmp_path: Path) -> None:
     (tmp_path / 'run').mkdir(mode=0o777)
     (tmp_path / 'run').chmod(0o777)
     command = [sys.executable, '-m', 'ding_store.cli', 'status', '--run', 'run']

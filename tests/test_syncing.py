@@ -32,7 +32,7 @@ def test_make_directories_when_done_survives_a_power_cut(disk: Disk, tmp_path: P
     assert 'fsync' not in [moment.event for moment in disk.moments[before:]]
 
 
-def test_sync_path_survives_what_made_it_unsynced(disk: Disk, tmp_path: Path) -> None:
+def test_sync_path_syncs_parents_created_without_sync(disk: Disk, tmp_path: Path) -> None:
     os.makedirs(tmp_path / 'disk/a/b')
     (tmp_path / 'disk/a/b/file').touch()
     sync_path(str(tmp_path / 'disk/a/b'))
@@ -40,7 +40,7 @@ def test_sync_path_survives_what_made_it_unsynced(disk: Disk, tmp_path: Path) ->
     assert set(disk.moments[-1].synced_names) == {'a', 'a/b', 'a/b/file'}
 
 
-def test_sync_directory_of_others_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_directory_of_another_user_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who may enter a directory need not be allowed to read it, which root always is."""
 
     def refuse(path: str, flags: int) -> int:

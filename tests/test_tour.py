@@ -326,7 +326,7 @@ def wrong_words(row: List[str]) -> List[str]:
     return wrong + [word for word in words if re.fullmatch(r'[\w.]+', word) and word not in known]
 
 
-def test_where_do_i_put_names_six_things_that_exist():
+def test_tour_table_names_six_things_that_exist():
     rows = rows_of_table()
     assert [row[0] for row in rows] == THINGS
     assert [wrong_words(row) for row in rows] == [[]] * len(rows)
@@ -334,6 +334,6 @@ def test_where_do_i_put_names_six_things_that_exist():
 
 
 @pytest.mark.parametrize('word', ['ding_store/cly.py', 'GROUP', '_add_nothing'])
-def test_where_do_i_put_finds_a_wrong_name(word):
+def test_tour_table_with_a_wrong_name_is_found(word):
     assert wrong_words(['a command', '`ding_store/cli.py` `GROUPS` `_add_gc`']) == []
     assert wrong_words(['a command', f'`ding_store/cli.py` `{word}`']) == [word]

@@ -20,7 +20,7 @@ def element(i, device='cuda:1'):
     return {'x': torch.full((3,), float(i), device=device), 'done': torch.tensor(i == 3, device=device)}
 
 
-def test_elements_and_their_priorities():
+def test_elements_of_a_gpu_are_stored_on_the_cpu():
     buffer = StoreBuffer(10, sampler=Prioritized(epsilon=0.0))
     for i in range(4):
         buffer.push(element(i, ('cuda:0', 'cuda:1', 'cpu', 'cuda')[i]))
@@ -34,7 +34,7 @@ def test_elements_and_their_priorities():
     assert mixed_priority(errors[:, None]).tolist() == pytest.approx([0.9 * 4 + 0.1 * 7.5 / 4])
 
 
-def test_elements_that_are_pickled():
+def test_elements_pickled_from_a_gpu_load_on_the_cpu():
     header, arrays = pickled([{**element(i), 'name': 'a'} for i in range(2)], {})
     entry = SimpleNamespace(header={**header, 'rows': 2}, arrays=arrays)
     first, second = unpickled(entry)
@@ -42,7 +42,7 @@ def test_elements_that_are_pickled():
     assert second['x'].tolist() == [1.0] * 3
 
 
-def test_the_best_policy_of_an_evaluator_loads_without_a_gpu(tmp_path):
+def test_best_policy_of_an_evaluator_loads_without_a_gpu(tmp_path):
     cfg = EasyDict(DQNPolicy.default_config())
     cfg.cuda = True
     model = DQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[8, 8])

@@ -29,7 +29,7 @@ def train(directory: Path, name: str, device: str, train_iter: int) -> str:
 
 @pytest.mark.parametrize(('first', 'then'), [('cuda', 'cpu'), ('cpu', 'cuda')])
 @pytest.mark.parametrize('name', ['cartpole_dqn', 'pong_r2d2'])
-def test_a_main_goes_on_on_another_device(tmp_path: Any, name: str, first: str, then: str) -> None:
+def test_main_resumes_on_another_device(tmp_path: Any, name: str, first: str, then: str) -> None:
     _, _, extra, module = PIPELINES[name]
     if extra:
         need_extra(module, extra)

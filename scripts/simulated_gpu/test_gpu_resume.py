@@ -76,7 +76,7 @@ def train(policy: Any, name: str, numbers: Any) -> List[float]:
 @pytest.mark.parametrize('target', ['cpu', 'cuda'])
 @pytest.mark.parametrize('source', ['cpu', 'cuda'])
 @pytest.mark.parametrize('name', CASES)
-def test_the_next_losses_are_the_same(name: str, source: str, target: str, tmp_path: Any) -> None:
+def test_resumed_policy_has_the_same_losses_on_any_device(name: str, source: str, target: str, tmp_path: Any) -> None:
     policy, path = policy_of(name, source == 'cuda'), str(tmp_path / 'state.pth.tar')
     train(policy, name, range(3))
     assert next(policy._model.parameters()).device.type == source

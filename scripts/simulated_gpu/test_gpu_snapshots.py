@@ -63,7 +63,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize('optimizer', OPTIMIZERS)
 @pytest.mark.parametrize('devices', [['cuda:0'], ['cuda:1'], ['cuda:0', 'cuda:1']], ids=' and '.join)
-def test_a_step_right_after_save_changes_nothing_of_it(devices: List[str], optimizer: str) -> None:
+def test_snapshot_is_not_changed_by_the_next_step(devices: List[str], optimizer: str) -> None:
     training = Training(devices, optimizer)
     training.find_gradients()
     training.step()
@@ -86,7 +86,7 @@ def on_cpu_as_it_is(state: Any) -> Any:
     return copied
 
 
-def test_a_file_written_from_a_gpu_is_read_where_there_is_none(tmp_path: Any) -> None:
+def test_checkpoint_written_from_a_gpu_is_read_without_one(tmp_path: Any) -> None:
     """``write_state`` of a policy's own tensors, as of the best checkpoint."""
     model = nn.Linear(3, 2).to('cuda:1')
     path = str(tmp_path / 'best.pth.tar')

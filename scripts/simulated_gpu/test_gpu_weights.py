@@ -48,7 +48,7 @@ def values(model: Model) -> Dict[str, torch.Tensor]:
 @pytest.mark.parametrize('in_place', [False, True])
 @pytest.mark.parametrize('target', ['cpu', 'cuda:0', 'cuda:1'])
 @pytest.mark.parametrize('source', ['cpu', 'cuda:0', 'cuda:1', 'all'])
-def test_all_versions_arrive(source: str, target: str, in_place: bool, dtype: Any) -> None:
+def test_weights_of_every_version_arrive_on_any_device(source: str, target: str, in_place: bool, dtype: Any) -> None:
     model, copy, pinned = on(source), on(target), {}
     buffers = {name for name, _ in model.named_buffers()}
     with open_store('memory://', run='w') as store:
@@ -70,7 +70,7 @@ def test_all_versions_arrive(source: str, target: str, in_place: bool, dtype: An
     assert all(tensor.is_pinned() for tensor in pinned.values() if tensor.numel())
 
 
-def test_arrays_are_there_when_they_are_handed_over() -> None:
+def test_weights_copied_from_a_gpu_are_complete() -> None:
     """Of a GPU that is not the current one, too."""
     assert torch.cuda.current_device() == 0
     pinned: Dict[str, torch.Tensor] = {}

@@ -29,7 +29,7 @@ TRANSPORT = ['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--s
     ],
     ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',
 )
-def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis_binary):
+def test_benchmark_interrupted_leaves_no_process_or_file(arguments, num_processes, tmp_path, redis_binary):
     with job(benchmark(*arguments), tmp_path, OMP_NUM_THREADS='1') as bench:
         bench.wait_for(lambda: len(processes(bench)) >= num_processes and any(directories(bench)), 'it measures')
         if arguments[0] == 'weights':
@@ -43,7 +43,7 @@ def test_told_to_end_it_leaves_nothing(arguments, num_processes, tmp_path, redis
     assert not any(path.exists() for path in left)
 
 
-def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
+def test_benchmark_killed_stops_its_redis_server(tmp_path, redis_binary):
     with job(benchmark(*WEIGHTS, '--wire'), tmp_path) as bench:
         bench.wait_for(lambda: 'round 2' in bench.text, 'a round')
         (server,) = [pid for pid in processes(bench) if b'redis' in of(pid, 'comm')]
@@ -51,7 +51,7 @@ def test_a_killed_one_takes_its_redis_server_along(tmp_path, redis_binary):
         eventually(lambda: server not in processes(bench), 'the server ends')
 
 
-def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_next(tmp_path):
+def test_benchmark_killed_stops_its_producer_and_frees_files(tmp_path):
     with job(benchmark(*TRANSPORT), tmp_path) as bench:
         left, producer = bench.wait_for(lambda: sending(bench), 'something is sent')
         os.kill(bench.process.pid, signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_a_killed_one_takes_its_producer_along_and_its_directory_goes_with_the_n
         assert not any(path.exists() for path in left)
 
 
-def test_the_directory_of_a_killed_one_goes_with_the_next(tmp_path):
+def test_benchmark_next_run_removes_directory_of_a_killed_one(tmp_path):
     place = tmp_path / 'place'
     place.mkdir()
     with job(benchmark(*CHECKPOINT, '--directory', place), tmp_path) as bench:
@@ -121,7 +121,7 @@ def of(pid, name):
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_process_is_started_whole(number):
+def test_process_start_is_not_interrupted_halfway(number):
     """Or it reads half of what it is to do, and says EOFError behind whatever the command says."""
     done = []
 

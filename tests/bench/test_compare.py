@@ -55,7 +55,7 @@ def signalled(numbers):
         yield
 
 
-def test_a_killed_and_a_hung_peer_cost_only_their_lines(tmp_path, capsys, monkeypatch):
+def test_killed_and_hung_peers_fail_only_their_rows(tmp_path, capsys, monkeypatch):
     # The command sets it for all that it starts. Here other tests follow.
     monkeypatch.setitem(multiprocessing.current_process()._config, 'tempdir', str(tmp_path))
     file, figure = tmp_path / 'out.json', tmp_path / 'out.png'
@@ -88,7 +88,7 @@ def check_side(figures, adds_per_s, samples_per_s):
 
 
 @pytest.mark.parametrize('side', ['stock', 'store'])
-def test_across_processes(side):
+def test_compare_across_processes_measures_both_rates(side):
     figures = across(row('masac'), 1, [side], Effort(1, 0.1, 120.0), lambda text: None)[side]
     assert figures['adds_per_s'] > 0
     # The learner samples at the ratio of the job, in whole batches.
@@ -112,7 +112,7 @@ def test_across_processes_a_hung_job_ends_at_the_timeout():
     assert [side['failed'] for side in sides.values()] == ['hung: no end within 0.3 s'] * 2
 
 
-def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
+def test_plain_di_engine_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
     spec = importlib.util.spec_from_file_location('cartpole_script', ROOT / 'scripts' / 'cartpole.py')
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
@@ -128,7 +128,7 @@ def test_a_stock_job_that_hangs_leaves_no_workers(tmp_path, monkeypatch):
             time.sleep(0.02)
 
 
-def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
+def test_table_on_disk_reports_its_cached_fraction(tmp_path):
     one = row('qmix')
     found = on_disk(one, 50 * one.element_bytes, 2e9, Effort(1, 0.01, 120.0), str(tmp_path), lambda text: None)
     assert found['length'] == 4 * one.batch
@@ -147,7 +147,7 @@ def test_a_table_on_disk_says_how_much_of_it_is_cached(tmp_path):
         assert f'{100 * found["cached"]:.0f} %' in text
 
 
-def test_a_table_on_disk_is_refused_in_memory():
+def test_table_on_disk_is_refused_in_memory():
     if not is_memory('/dev/shm'):
         lacking('needs a /dev/shm that is memory')
     command = ding_store('compare', *TINY, '--sections', 'disk', '--rows', 'impala')
@@ -157,7 +157,7 @@ def test_a_table_on_disk_is_refused_in_memory():
 
 
 @pytest.mark.parametrize(('own', 'place'), [('user.slice/job', 'user.slice'), ('', '.')])
-def test_a_memory_cgroup_of_version_2(own, place, tmp_path, monkeypatch):
+def test_memory_limit_creates_and_removes_a_v2_cgroup(own, place, tmp_path, monkeypatch):
     """On a tree of files: the group is made where the controller is handed on."""
     (tmp_path / own).mkdir(parents=True, exist_ok=True)
     for group in {tmp_path / own, tmp_path}:
@@ -194,13 +194,13 @@ def test_a_memory_cgroup_of_version_2(own, place, tmp_path, monkeypatch):
         (['--resume', '--rows', 'sac', '--length', '100'], '--resume goes with --json FILE'),
     ],
 )
-def test_wrong_arguments(arguments, says, capsys):
+def test_compare_wrong_arguments_are_refused(arguments, says, capsys):
     assert main(['compare', *arguments]) == 2
     assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('missing', ['rich', 'matplotlib'])
-def test_without_its_extra_it_names_what_to_install(missing):
+def test_compare_without_its_extra_names_what_to_install(missing):
     code = f'import sys; sys.modules[{missing!r}] = None; from ding_store.cli import main; sys.exit(main())'
     command = [sys.executable, '-c', code, 'compare', '--quick', '--figure', 'figure.png']
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
@@ -210,7 +210,7 @@ def test_without_its_extra_it_names_what_to_install(missing):
     )
 
 
-def test_torch_is_for_the_processes_that_it_starts():
+def test_compare_command_does_not_import_torch():
     """Which are many, and short of memory; and who starts them is asked to end at any time, also while it imports."""
     code = 'import sys; from ding_store.compare import main, sections; print("torch" in sys.modules)'
     done = subprocess.run([sys.executable, '-c', code], env=environment(), capture_output=True, text=True, timeout=60)

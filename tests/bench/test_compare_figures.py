@@ -63,7 +63,7 @@ def test_cartpole_a_run_that_hangs_or_crashes_is_named(tmp_path, monkeypatch):
     assert found['serial']['log'] == 'its log'
 
 
-def test_a_section_that_failed_is_measured_again(tmp_path, monkeypatch):
+def test_section_that_failed_is_measured_again(tmp_path, monkeypatch):
     file = tmp_path / 'out.json'
     calls = []
 
@@ -84,7 +84,7 @@ def test_a_section_that_failed_is_measured_again(tmp_path, monkeypatch):
     assert 'NaN' not in file.read_text()
 
 
-def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
+def test_resumed_file_lists_its_commits(tmp_path, monkeypatch):
     file = tmp_path / 'out.json'
     commits = ['aaaaaaa', 'bbbbbbb', 'aaaaaaa']
     monkeypatch.setattr('ding_store.compare.results._commit', lambda: commits.pop(0))
@@ -94,7 +94,7 @@ def test_a_resumed_file_says_of_which_commits_it_is(tmp_path, monkeypatch):
     assert results.data['machine']['commit'] == 'aaaaaaa, bbbbbbb'
 
 
-def test_a_resumed_file_says_of_which_days_it_is(tmp_path, monkeypatch):
+def test_resumed_file_lists_its_dates(tmp_path, monkeypatch):
     file, settings = tmp_path / 'out.json', {'elements': 'synthetic', 'quick': True}
     monkeypatch.setitem(OTHER_SECTIONS, 'length', lambda *_: [])
     monkeypatch.setitem(OTHER_SECTIONS, 'size', lambda *_: [])
@@ -116,7 +116,7 @@ def test_a_resumed_file_says_of_which_days_it_is(tmp_path, monkeypatch):
         (None, 'holds no figures of this command'),
     ],
 )
-def test_what_is_not_resumed(tmp_path, change, says):
+def test_resume_of_an_unfit_file_is_refused(tmp_path, change, says):
     file = tmp_path / 'out.json'
     results = Results(file, SETTINGS, resume=False)
     results.data['machine'].update(change or {})
@@ -209,7 +209,7 @@ def test_figure_has_a_panel_for_each_section(result, suffix, tmp_path):
     assert (high > 1000, wide > 1000) == (True, True)
 
 
-def test_figure_of_peers_that_failed_says_so(result, tmp_path):
+def test_figure_names_peers_that_failed(result, tmp_path):
     failed = {'failed': 'crashed (exit 1)', 'log': ''}
     for record in result['rows'].values():
         record['single']['parts'][0]['sides'] = {'stock': failed, 'store': failed}
@@ -223,7 +223,7 @@ def test_figure_of_peers_that_failed_says_so(result, tmp_path):
     draw({**result, 'rows': {}, 'length': failed, 'collectors': failed, 'cartpole': failed}, Path(tmp_path, 'none.png'))
 
 
-def test_a_resumed_row_is_of_the_same_elements(tmp_path):
+def test_resumed_row_keeps_its_elements(tmp_path):
     file = tmp_path / 'out.json'
     settings = {'elements': 'real'}
     real, synthetic = replace(row('sac'), source='Hopper-v5'), replace(row('sac'), why_synthetic='no mujoco')

@@ -35,7 +35,7 @@ def short():
         yield directory
 
 
-def test_ctrl_c_while_its_processes_import_is_one_line(tmp_path):
+def test_compare_ctrl_c_during_imports_prints_one_line(tmp_path):
     """A terminal tells all of them."""
     mark = uuid.uuid4().hex
     command = [sys.executable, '-c', COMMAND, 'store', 'compare', *TINY, '--sections', 'single', '--rows', 'sac']
@@ -56,7 +56,7 @@ def test_ctrl_c_while_its_processes_import_is_one_line(tmp_path):
         ('disk', 'store', signal.SIGINT, 'on disk: filling', 4),
     ],
 )
-def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path, short):
+def test_compare_interrupted_leaves_no_process_or_file(section, side, number, says, num_processes, tmp_path, short):
     mark = uuid.uuid4().hex
     row = 'impala' if section == 'disk' else 'sac'
     command = [sys.executable, '-c', COMMAND, side, 'compare', *TINY, '--sections', section, '--rows', row]
@@ -80,7 +80,7 @@ def test_it_leaves_nothing(section, side, number, says, num_processes, tmp_path,
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_the_next_one_removes_the_table_and_the_group_of_one_that_was_killed(tmp_path, short):
+def test_compare_next_run_removes_what_a_killed_one_left(tmp_path, short):
     mark = uuid.uuid4().hex
     command = [sys.executable, '-c', COMMAND, 'store', 'compare', *TINY, '--sections', 'disk', '--rows', 'impala']
     try:

@@ -19,7 +19,7 @@ from ding_store.compare.worker import Effort
 pytest.importorskip('ding')
 
 
-def test_the_bound_of_a_learner_is_its_copies():
+def test_learner_bound_is_set_by_its_copies():
     one = row('masac')
     assert bound_headroom(one, Effort(1, 0.02, 120.0)) > 10  # of 5 MB/s
 
@@ -39,7 +39,7 @@ def test_smaller_elements_keep_their_leaves(one):
     assert bool(small.steps) == bool(one.steps)
 
 
-def test_a_row_is_measured_whole_or_by_bytes_and_by_index():
+def test_row_too_large_is_measured_by_bytes_and_by_index():
     assert [part.kind for part in parts(row('sac'), 4e9)] == ['whole']
     by_bytes, by_index = parts(row('dqn'), 4e9)
     assert (by_bytes.row.element_bytes, by_index.length) == (row('dqn').element_bytes, 400_000)
@@ -47,7 +47,7 @@ def test_a_row_is_measured_whole_or_by_bytes_and_by_index():
     assert by_index.length * by_index.row.element_bytes < 4e9
 
 
-def test_both_sides_deliver_the_same_batch():
+def test_batches_of_both_sides_are_equal():
     """Of the same elements: the same keys, shapes and values."""
     from ding_store.compare.sides import Store, collated, elements_of
 
@@ -99,7 +99,7 @@ def test_real_elements_are_those_of_the_environment_and_train(name, extra, modul
     assert np.isfinite(losses).all()
 
 
-def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkeypatch, tmp_path):
+def test_row_without_its_extra_stays_synthetic_and_names_it(monkeypatch, tmp_path):
     from ding_store.compare.recorded import Recorder
 
     monkeypatch.setitem(sys.modules, 'mujoco', None)
@@ -108,7 +108,7 @@ def test_without_its_extra_a_row_stays_synthetic_and_says_what_to_install(monkey
     assert (stays.leaves, stays.source) == (row('sac').leaves, '')
 
 
-def test_without_a_checkout_no_extra_is_asked_for(monkeypatch, tmp_path):
+def test_row_without_a_checkout_names_no_extra(monkeypatch, tmp_path):
     from ding_store.compare.recorded import Recorder
 
     for name in [name for name in sys.modules if name.split('.')[0] == 'dizoo_configs']:

@@ -17,7 +17,7 @@ from ding_store.errors import ConfigError
 pytest.importorskip('ding')
 
 
-def test_every_figure_is_there(tmp_path):
+def test_replay_benchmark_reports_every_figure(tmp_path):
     command = benchmark('replay', '--scale', '0.002', '--seconds', '0.05', '--json', tmp_path / 'out.json')
     command += ['--workloads', 'small-per,sac-mujoco', '--buffers', 'ding_store,DequeBuffer']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
@@ -42,7 +42,7 @@ def test_every_figure_is_there(tmp_path):
         (1 << 40, 0.0, r'left out: 2,000 rows would take \d+ s \(--fill-seconds 0\); --scale'),
     ],
 )
-def test_a_peer_that_is_not_filled_is_left_out(monkeypatch, memory, fill_s, says):
+def test_peer_that_cannot_be_filled_is_left_out(monkeypatch, memory, fill_s, says):
     """DequeBuffer would take 60 GB for 10 million rows, and tianshou ten minutes."""
     monkeypatch.setattr(replay, 'available_memory', lambda: memory)
     monkeypatch.setattr(replay, '_resident', partial(next, itertools.count(0, 10**9)))
@@ -65,7 +65,7 @@ def test_peers_need_some_time_to_be_filled(fill_s):
         replay.main('small-per', None, 0.001, 0.01, fill_s, None)
 
 
-def test_unknown_names_list_the_known():
+def test_replay_benchmark_unknown_name_lists_valid_ones():
     with pytest.raises(ConfigError, match='known are dqn-atari'):
         choose('pong')
     with pytest.raises(ConfigError, match='known are ding_store'):

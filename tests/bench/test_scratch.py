@@ -6,7 +6,7 @@ import signal
 from ding_store.compare.scratch import scratch
 
 
-def test_directories_of_the_dead_are_removed_and_no_other(tmp_path):
+def test_directories_of_dead_processes_only_are_removed(tmp_path):
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -37,7 +37,7 @@ def game(monkeypatch):
     return 'pong'
 
 
-def test_every_figure_is_there(tmp_path, redis_binary):
+def test_torchrl_table_reports_every_figure(tmp_path, redis_binary):
     if lacking():
         pytest.skip(lacking())
     command = benchmark('transport', '--tables', 'torchrl', '--elements', 'dqn-atari')
@@ -60,7 +60,7 @@ def test_every_figure_is_there(tmp_path, redis_binary):
 
 @pytest.mark.parametrize('way', [Ours, OursPlain], ids=lambda way: way.title)
 @pytest.mark.parametrize('element', ELEMENTS, ids=lambda element: element.name)
-def test_batches_of_ours_are_what_was_written(element, way, game, redis_binary):
+def test_batches_of_the_store_equal_what_was_written(element, way, game, redis_binary):
     with tcp_server() as port:
         for contents, narrow in ((RANDOM, set()), (game, {'obs', 'next_obs'})):
             columns = columns_of(element, contents)
@@ -72,7 +72,7 @@ def test_batches_of_ours_are_what_was_written(element, way, game, redis_binary):
                 assert batch['obs'].dtype == np.float32
 
 
-def test_a_batch_of_others_is_noticed():
+def test_batch_with_wrong_rows_is_found():
     (element, _) = ELEMENTS
     columns = columns_of(element, RANDOM)
     rows = np.random.default_rng(0).integers(0, element.batch, element.batch)
@@ -84,7 +84,7 @@ def test_a_batch_of_others_is_noticed():
 
 
 @pytest.mark.parametrize('element', ELEMENTS, ids=lambda element: element.name)
-def test_frames_are_stacked_as_policies_take_them(element, game):
+def test_frames_are_stacked_as_policies_need_them(element, game):
     columns = columns_of(element, game)
     depth = columns['obs'].shape[-3]
     frames = torchrl_redis.frames_of(game, 100)
@@ -117,7 +117,7 @@ def test_ratios_are_medians_of_those_of_each_round():
     assert 'others used 1.2 cores' in text
 
 
-def test_where_torchrl_is_not_installed_the_table_says_how_it_would_be(tmp_path, monkeypatch, capsys):
+def test_torchrl_table_without_torchrl_names_the_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, 'torchrl.data.replay_buffers', None)
     out = tmp_path / 'out.json'
     monkeypatch.setattr(compression, 'needs', lambda: ['ale_py'])
@@ -128,7 +128,7 @@ def test_where_torchrl_is_not_installed_the_table_says_how_it_would_be(tmp_path,
     assert json.loads(out.read_text())['torchrl'] == []
 
 
-def test_unknown_tables_list_the_known():
+def test_transport_unknown_table_lists_valid_ones():
     assert transport.choose_tables(None) == ['processes', 'wire', 'compression', 'torchrl']
     assert transport.choose_tables('torchrl,wire') == ['torchrl', 'wire']
     with pytest.raises(ConfigError, match="no table 'redis'; known are processes, wire, compression, torchrl"):

@@ -28,7 +28,7 @@ from benchmarks.transport import (
 from ding_store.errors import ConfigError
 
 
-def test_every_figure_is_there(tmp_path):
+def test_transport_benchmark_reports_every_figure(tmp_path):
     command = benchmark('transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
     command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (wire)']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
@@ -63,7 +63,7 @@ def test_producers_load_neither_torch_nor_ding():
 
 
 @pytest.mark.long
-def test_the_stock_way_loses_a_burst():
+def test_burst_through_plain_di_engine_loses_rows():
     """What the burst is there to show; and that the count of what came is one."""
     pytest.importorskip('ding')
     found = burst(*installed('DI-engine nng'), replace(ELEMENTS['cartpole'], chunk=4, batch=4), count=200)
@@ -94,7 +94,7 @@ class Blocking(Path):
         pass
 
 
-def test_peer_that_fails_is_a_row_of_its_own():
+def test_peer_that_fails_has_a_row_with_its_error():
     ways = [Blocking, *installed('bare ring')]
     result = measure(replace(ELEMENTS['cartpole'], chunk=4, batch=4), ways, 0.1)
     assert result['paths']['blocking peer']['error'] == 'Timeout: nothing came'
@@ -119,7 +119,7 @@ def test_peers_carry_the_rows(title, module):
     assert found['lost'] == 0
 
 
-def test_rows_that_are_missing_or_come_twice_are_noticed():
+def test_rows_missing_or_doubled_are_found():
     element = ELEMENTS['dqn-atari']
     columns = columns_of(element, 64)
     assert stamp(element, columns, 10) == 74
@@ -140,7 +140,7 @@ def test_elements_have_the_sizes_of_the_goals():
     assert abs(sizes['impala-atari'] / 3e6 - 1) < 0.05
 
 
-def test_what_others_use_of_the_machine_is_seen():
+def test_busy_cores_counts_other_processes():
     busy = subprocess.Popen(['sh', '-c', 'while :; do :; done'])
     try:
         assert busy_cores(0.5) > 0.3
@@ -149,7 +149,7 @@ def test_what_others_use_of_the_machine_is_seen():
         busy.wait()
 
 
-def test_unknown_names_list_the_known():
+def test_transport_benchmark_unknown_name_lists_valid_ones():
     with pytest.raises(ConfigError, match='known are cartpole'):
         choose('pong')
     with pytest.raises(ConfigError, match='known are ding_store'):

@@ -13,7 +13,7 @@ pytest.importorskip('torch')
 pytest.importorskip('ding')
 
 
-def test_every_figure_is_there(tmp_path, redis_binary):
+def test_weights_benchmark_reports_every_figure(tmp_path, redis_binary):
     command = benchmark('weights', '--sizes', '2', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
@@ -34,7 +34,7 @@ def test_every_figure_is_there(tmp_path, redis_binary):
     assert b'sum of PSS' in done.stdout
 
 
-def test_every_figure_of_the_wire_is_there(tmp_path, redis_binary):
+def test_weights_benchmark_over_redis_reports_every_figure(tmp_path, redis_binary):
     command = benchmark('weights', '--wire', '--sizes', '2', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']
     done = subprocess.run(command, env=environment(), capture_output=True, timeout=240)
@@ -63,7 +63,7 @@ def test_bad_settings_are_refused():
 
 
 @pytest.mark.parametrize('how', ['writer raises', 'reader raises', 'writer dies', 'writer hangs'])
-def test_way_that_fails_has_a_row_that_says_so(how, monkeypatch):
+def test_way_that_fails_has_a_row_with_its_error(how, monkeypatch):
     import os
     import time
 

@@ -37,7 +37,7 @@ class BufferTests:
 
     # contents
 
-    def test_push_returns_what_was_pushed(self) -> None:
+    def test_push_returns_the_stored_element(self) -> None:
         element = self.element(4)
         item = self.make(3).push(element, {'a': 1})
         assert isinstance(item, BufferedData)
@@ -45,12 +45,12 @@ class BufferTests:
         assert isinstance(item.index, str)
         assert item.meta == {'a': 1}
 
-    def test_oldest_leave(self) -> None:
+    def test_full_buffer_drops_the_oldest(self) -> None:
         buffer = self.filled(5, 12)
         assert buffer.count() == len(buffer) == 5
         assert self.numbers(buffer) == [7, 8, 9, 10, 11]
 
-    def test_positions(self) -> None:
+    def test_buffer_positions_index_by_age(self) -> None:
         buffer = self.filled(5, 12)
         assert [self.number(buffer[i].data) for i in (0, 4, -1, -5)] == [7, 11, 11, 7]
         assert self.number(buffer.get(2).data) == 9
@@ -79,7 +79,7 @@ class BufferTests:
         assert not buffer.indices.has('nobody')
         assert len(buffer.indices) == 5
 
-    def test_clear(self) -> None:
+    def test_clear_removes_all_rows(self) -> None:
         buffer = self.filled(5, 8)
         old = buffer[0].index
         buffer.clear()
@@ -90,7 +90,7 @@ class BufferTests:
         assert self.numbers(buffer) == [1]
         assert buffer[0].meta == {}
 
-    def test_another_kind_of_element_after_clear(self) -> None:
+    def test_clear_permits_another_kind_of_element(self) -> None:
         buffer = self.filled(5, 3)
         buffer.clear()
         buffer.push(self.another_kind)
@@ -101,7 +101,7 @@ class BufferTests:
 
     # delete and update
 
-    def test_delete_leaves_all_others_as_they_were(self) -> None:
+    def test_delete_changes_no_other_row(self) -> None:
         buffer = self.filled(10, 10)
         indices = [item.index for item in buffer]
         buffer.delete(indices[0])
@@ -113,7 +113,7 @@ class BufferTests:
         assert [item.index for item in buffer] == [indices[i] for i in (1, 2, 4, 6, 7, 8, 9)]
         assert buffer.indices.get(indices[6]) == 3
 
-    def test_room_after_delete(self) -> None:
+    def test_delete_makes_room_for_new_rows(self) -> None:
         buffer = self.filled(4, 4)
         buffer.delete([buffer[1].index, buffer[2].index])
         for i in (10, 11):
@@ -122,7 +122,7 @@ class BufferTests:
         buffer.push(self.element(12))
         assert self.numbers(buffer) == [3, 10, 11, 12]
 
-    def test_update(self) -> None:
+    def test_update_changes_element_and_meta(self) -> None:
         buffer = self.filled(5, 5)
         item = buffer[2]
         assert buffer.update(item.index, meta={'priority': 3.0}) is True
@@ -133,7 +133,7 @@ class BufferTests:
         assert buffer[2].meta == {'priority': 3.0}
         assert buffer.update('nobody', self.element(1), {}) is False
 
-    def test_metas_that_middleware_writes_into(self) -> None:
+    def test_metas_written_by_middleware_are_kept(self) -> None:
         buffer = self.filled(4, 3)
         buffer.push(self.element(3))
         for item in buffer.sample(4):
@@ -145,7 +145,7 @@ class BufferTests:
 
     # sampling
 
-    def test_without_replacement(self) -> None:
+    def test_sample_without_replacement_is_uniform(self) -> None:
         buffer = self.filled(20, 20)
         for size in (1, 3, 20):
             assert len(set(self.numbers(buffer.sample(size)))) == size
@@ -153,12 +153,12 @@ class BufferTests:
         # 300 of each are expected; 5 standard deviations are 80.
         assert all(220 < counts[i] < 380 for i in range(20))
 
-    def test_with_replacement(self) -> None:
+    def test_sample_with_replacement_repeats_rows(self) -> None:
         buffer = self.filled(3, 3)
         assert len(buffer.sample(50, replace=True)) == 50
         assert set(self.numbers(buffer.sample(200, replace=True))) == {0, 1, 2}
 
-    def test_shortage(self) -> None:
+    def test_sample_from_too_few_rows_raises(self) -> None:
         buffer = self.filled(10, 3)
         with pytest.raises(ValueError, match='^There are less than 4 '):
             buffer.sample(4)
@@ -172,7 +172,7 @@ class BufferTests:
             with pytest.raises(ValueError, match='^There are less than 1 '):
                 self.make(3).sample(1, replace=replace)
 
-    def test_by_indices_in_order(self) -> None:
+    def test_sample_by_indices_keeps_their_order(self) -> None:
         buffer = self.filled(10, 10)
         indices = [buffer[i].index for i in (5, 2, 5, 9)]
         items = buffer.sample(indices=indices)
@@ -214,12 +214,12 @@ class BufferTests:
             {'size': 1, 'sample_range': slice(0, 5, 0)},
         ],
     )
-    def test_misuse_is_no_shortage(self, arguments: dict) -> None:
+    def test_misuse_raises_type_error(self, arguments: dict) -> None:
         # The fetcher takes ValueError and AssertionError for a shortage, and would wait for ever.
         with pytest.raises(TypeError):
             self.filled(10, 10).sample(**arguments)
 
-    def test_seeded(self) -> None:
+    def test_seeded_draws_repeat(self) -> None:
         buffer = self.filled(50, 50)
 
         def draw() -> List[List[int]]:
@@ -231,13 +231,13 @@ class BufferTests:
 
     # groups
 
-    def test_groups(self) -> None:
+    def test_groups_have_all_rows_of_their_key(self) -> None:
         buffer = self.filled(10, 14)
         groups = buffer.sample(3, groupby='group')
         assert sorted(self.numbers(group) for group in groups) == [[4, 7, 10, 13], [5, 8, 11], [6, 9, 12]]
         assert len(buffer.sample(7, groupby='group', replace=True)) == 7
 
-    def test_every_start_of_an_unroll(self) -> None:
+    def test_unroll_starts_are_equally_likely(self) -> None:
         buffer = self.filled(15, 15)
         starts = Counter()
         for _ in range(600):
@@ -249,12 +249,12 @@ class BufferTests:
         assert set(starts) == {0, 1, 2}
         assert all(140 < count < 260 for count in starts.values())
 
-    def test_sliced_unrolls(self) -> None:
+    def test_sliced_unrolls_do_not_overlap(self) -> None:
         buffer = self.filled(15, 15, sliced=True)
         starts = {self.numbers(buffer.sample(1, groupby='group', unroll_len=2)[0])[0] // 3 for _ in range(300)}
         assert starts == {0, 2, 3}  # 0-1, 2-3, and the last two of five.
 
-    def test_groups_follow_what_happens(self) -> None:
+    def test_groups_follow_pushes_updates_and_deletes(self) -> None:
         buffer = self.filled(6, 6)
         assert len(buffer.sample(3, groupby='group')) == 3
         buffer.delete([item.index for item in buffer if item.meta['group'] == 1])
@@ -281,7 +281,7 @@ class BufferTests:
 
     # copies
 
-    def test_view(self) -> None:
+    def test_view_shares_rows_but_not_middleware(self) -> None:
         buffer = self.filled(5, 5, sliced=True)
         buffer.use(lambda action, chain, *args, **kwargs: chain(*args, **kwargs))
         view = buffer.view()
@@ -294,7 +294,7 @@ class BufferTests:
         view.push(self.another_kind)
         assert buffer[0].data == self.another_kind
 
-    def test_deepcopy(self) -> None:
+    def test_deepcopy_is_independent_of_its_original(self) -> None:
         buffer = self.filled(5, 8)
         buffer.delete(buffer[1].index)
         twin = copy.deepcopy(buffer)
@@ -309,7 +309,7 @@ class BufferTests:
 
     # files
 
-    def test_save_and_load(self, tmp_path: Path) -> None:
+    def test_save_and_load_keep_rows_and_metas(self, tmp_path: Path) -> None:
         buffer = self.filled(5, 8)
         buffer.update(buffer[2].index, meta={'priority': np.float32(0.5), 'group': (1, 'x')})
         buffer.delete(buffer[1].index)
@@ -324,7 +324,7 @@ class BufferTests:
         assert not buffer.indices.has(item.index)
         assert self.numbers(loaded) == [3, 5, 6, 7, 11]
 
-    def test_a_buffer_keeps_its_size_when_loading(self, tmp_path: Path) -> None:
+    def test_buffer_keeps_its_size_when_loading(self, tmp_path: Path) -> None:
         name = str(tmp_path / 'data')
         self.filled(10, 10).save_data(name)
         small = self.make(3)
@@ -359,7 +359,7 @@ class BufferTests:
         buffer.clear()
         assert seen == ['push', 'sample', 'update', 'delete', 'clear']
 
-    def test_random_operations_against_a_list(self) -> None:
+    def test_random_operations_equal_those_on_a_list(self) -> None:
         rng = random.Random(0)
         buffer = self.make(7)
         model: List[tuple] = []

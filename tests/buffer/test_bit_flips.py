@@ -217,7 +217,7 @@ def flip(path: Path, place: int) -> None:
         file.write(bytes([byte ^ 4]))
 
 
-def test_metas_behind_a_damaged_one_are_not_dropped(tmp_path: Path) -> None:
+def test_metas_after_a_damaged_one_are_kept(tmp_path: Path) -> None:
     """Nor is the file written again without them."""
     with closing(StoreBuffer(8, path=str(tmp_path))) as buffer:
         for i in range(6):
@@ -233,7 +233,7 @@ def test_metas_behind_a_damaged_one_are_not_dropped(tmp_path: Path) -> None:
         assert [item.meta['i'] for item in buffer] == list(range(6))
 
 
-def test_torn_push_is_no_damage(tmp_path: Path) -> None:
+def test_torn_push_is_not_reported_as_damage(tmp_path: Path) -> None:
     """What a killed process had begun to write is dropped, and nothing else."""
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(3):

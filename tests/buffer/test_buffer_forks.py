@@ -133,7 +133,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('change', CHANGES)
-def test_child_of_parent_that_changes_rows(kind: Kind, change: str) -> None:
+def test_forked_child_of_a_parent_that_changes_rows_reads(kind: Kind, change: str) -> None:
     buffer = kind.filled()
     # Private files that are closed are never written again.
     is_refused = kind.is_in_files and (kind.name, change) != ('files', 'close')
@@ -158,7 +158,7 @@ def test_child_of_parent_that_changes_rows(kind: Kind, change: str) -> None:
     assert child.end() == 0
 
 
-def test_child_of_parent_that_adds_rows(kind: Kind) -> None:
+def test_forked_child_of_a_parent_that_adds_rows_reads(kind: Kind) -> None:
     buffer = kind.filled(count=20)
 
     def work(child: Child) -> None:
@@ -175,7 +175,7 @@ def test_child_of_parent_that_adds_rows(kind: Kind) -> None:
     assert child.end() == 0
 
 
-def test_child_that_writes(kind: Kind, tmp_path: Path) -> None:
+def test_forked_child_that_writes_is_refused(kind: Kind, tmp_path: Path) -> None:
     buffer = kind.filled(sampler=limited(Prioritized(seed=0), max_times_sampled=5))
     before = [(item.index, item.meta) for item in buffer]
     writes: List[Callable[[], Any]] = [
@@ -217,7 +217,7 @@ def test_child_that_writes(kind: Kind, tmp_path: Path) -> None:
         assert [item.index for item in kind.make()] == found
 
 
-def test_child_whose_parent_died_is_refused(tmp_path: Path) -> None:
+def test_forked_child_whose_parent_died_is_refused(tmp_path: Path) -> None:
     """Then other processes may open the path."""
     kind, told, gone = Kind('path', tmp_path), os.pipe(), os.pipe()
 
@@ -284,7 +284,7 @@ SAMPLERS = {
 
 @pytest.mark.parametrize('sampler', SAMPLERS)
 @pytest.mark.parametrize('name', ['memory', 'path'])
-def test_forks_while_threads_push(
+def test_forks_during_pushes_of_threads_sample(
     name: str, sampler: str, tmp_path: Path, num_forks: int = int(os.environ.get('DING_STORE_FORKS', '8'))
 ) -> None:
     kind = Kind(name, tmp_path)
@@ -317,7 +317,7 @@ def test_forks_while_threads_push(
     assert buffer.check() == []
 
 
-def test_fork_while_a_thread_never_lets_go_is_refused(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_during_a_write_that_never_ends_is_refused(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     from ding_store.buffer import forks
 
     monkeypatch.setattr(forks, '_WAIT_S', 0.2)
@@ -359,7 +359,7 @@ class Sampled(Dataset):
 
 
 @pytest.mark.parametrize('name', ['memory', 'path'])
-def test_workers_of_a_data_loader(name: str, tmp_path: Path) -> None:
+def test_forked_workers_of_a_data_loader_read_all_rows(name: str, tmp_path: Path) -> None:
     buffer = Kind(name, tmp_path).filled()
     num_batches = 0
     loader = DataLoader(Sampled(buffer), batch_size=None, num_workers=2, multiprocessing_context='fork')
@@ -370,7 +370,7 @@ def test_workers_of_a_data_loader(name: str, tmp_path: Path) -> None:
     assert num_batches == 24
 
 
-def test_child_of_a_child_samples(kind: Kind) -> None:
+def test_forked_child_of_a_child_samples(kind: Kind) -> None:
     buffer = kind.filled()
 
     def grandchild(_: Child) -> None:
@@ -386,7 +386,7 @@ def _sample(buffer: StoreBuffer, queue: Any) -> None:
     queue.put(sorted(int(item.index) for item in buffer.sample(SIZE)))
 
 
-def test_a_process_of_multiprocessing_samples(kind: Kind) -> None:
+def test_forked_process_of_multiprocessing_samples(kind: Kind) -> None:
     buffer, context = kind.filled(), multiprocessing.get_context('fork')
     queue: Any = context.Queue()
     process = context.Process(target=_sample, args=(buffer, queue))

@@ -462,7 +462,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(('name', 'operation', 'loops'), CASES)
-def test_interrupted_anywhere_stays_whole(
+def test_buffer_interrupted_anywhere_stays_whole(
     name: str, operation: Any, loops: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = KINDS[name]
@@ -485,7 +485,7 @@ def test_row_index_interrupted_at_each_place(
     assert check_interrupted(KINDS['prioritized'], operation, tmp_path, ('/table/rows.py',), num_places) > 5
 
 
-def test_interrupted_limiter_counts_what_was_done() -> None:
+def test_interrupted_limiter_counts_completed_calls() -> None:
     files = ('/rate_limiter.py', '/contextlib.py')
     for operation, name in (
         (lambda buffer: buffer.push(step(9)), 'num_inserts'),

@@ -45,7 +45,7 @@ TAKES = {
 
 @pytest.mark.parametrize('number', [np.int64(2), np.uint8(2), torch.tensor(2), np.array(2)])
 @pytest.mark.parametrize('name', TAKES)
-def test_an_integer_is_an_integer(name, number):
+def test_integers_of_any_type_are_accepted(name, number):
     found, expected = TAKES[name](number), TAKES[name](2)
     assert found == expected
     assert type(found) is type(expected)
@@ -57,13 +57,13 @@ NO_INTEGERS += [np.array(True), torch.tensor(True), torch.tensor([2])]
 
 @pytest.mark.parametrize('number', NO_INTEGERS)
 @pytest.mark.parametrize('name', TAKES)
-def test_what_is_none_is_refused_by_name(name, number):
+def test_non_integer_is_refused_by_name(name, number):
     with pytest.raises((TypeError, ValueError), match=r'\w+ \(.*\) must be an integer >= [01]'):
         TAKES[name](number)
 
 
 @pytest.mark.parametrize('number', [False, 0.0, torch.tensor(False)])
-def test_nothing_else_passes_for_0(number):
+def test_non_integer_zero_is_refused_by_name(number):
     with pytest.raises(TypeError, match='size'):
         filled().sample(number, indices=['0'])
     with pytest.raises(TypeError, match='unroll_len'):

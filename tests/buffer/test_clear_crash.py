@@ -99,7 +99,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures('slowly')
 @pytest.mark.parametrize('kind', KINDS)
-def test_killed_anywhere_in_a_clear(kind: str, tmp_path: Path) -> None:
+def test_clear_killed_anywhere_keeps_all_rows_or_none(kind: str, tmp_path: Path) -> None:
     found = crash_repeatedly(
         tmp_path / 'replay', KILLS, KILLS, reached=lambda words: words[CLEARED], **crashing(KINDS[kind])
     )
@@ -117,6 +117,6 @@ class ErasesFirst(Table):
 
 @pytest.mark.usefixtures('slowly')
 @pytest.mark.parametrize('kind', KINDS)
-def test_a_clear_in_two_steps_is_noticed(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clear_in_two_steps_is_found(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, 'Table', ErasesFirst)
     assert noticed(tmp_path / 'replay', **crashing(KINDS[kind]))

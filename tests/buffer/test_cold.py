@@ -66,7 +66,7 @@ def file(request, tmp_path):
 
 
 @pytest.mark.parametrize('file', SIZES, indirect=True)
-def test_rows_are_read_and_memory_keeps_none(file):
+def test_cold_read_leaves_no_row_in_memory(file):
     file.evict()
     slots = [11, 0, 3, 3, 7, 1]
     assert np.array_equal(file.read(slots), file.expected[slots])
@@ -75,7 +75,7 @@ def test_rows_are_read_and_memory_keeps_none(file):
 
 
 @pytest.mark.parametrize('file', SIZES, indirect=True)
-def test_what_was_written_and_not_synced_is_read(file):
+def test_cold_read_returns_unsynced_writes(file):
     file.evict()
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -87,7 +87,7 @@ def test_what_was_written_and_not_synced_is_read(file):
 
 
 @pytest.mark.parametrize('file', SIZES[:1], indirect=True)
-def test_a_file_that_is_too_short_is_an_error_after_all_have_ended(file):
+def test_cold_read_of_a_short_file_raises_after_all_threads_end(file):
     file.evict()
     os.ftruncate(file.descriptor, 6 * 64 * PAGE)
     running = set()
@@ -103,7 +103,7 @@ def test_a_file_that_is_too_short_is_an_error_after_all_have_ended(file):
 
 
 @pytest.mark.parametrize('file', SIZES[:1], indirect=True)
-def test_what_cannot_be_put_is_an_error_after_all_have_ended(file):
+def test_cold_read_failing_put_raises_after_all_threads_end(file):
     """Of a row that memory has, which the caller's thread puts, while others read."""
     file.evict()
     C.madvise(file.mapped.ctypes.data, file.mapped.nbytes, mmap.MADV_RANDOM)
@@ -126,7 +126,7 @@ def test_what_cannot_be_put_is_an_error_after_all_have_ended(file):
 
 
 @pytest.mark.parametrize('file', SIZES, indirect=True)
-def test_columns_are_read_at_once(file):
+def test_cold_read_reads_columns_in_parallel(file):
     """The rows of the second come while the first waits for them."""
     file.evict()
     out, both = np.zeros((2, 3, file.column.shape[1]), np.int32), threading.Barrier(2)
@@ -145,7 +145,7 @@ def test_columns_are_read_at_once(file):
 
 
 @pytest.mark.parametrize('file', SIZES[:1], indirect=True)
-def test_a_forked_process_reads_too(file):
+def test_cold_read_works_in_a_forked_process(file):
     file.evict()
     file.read([0, 1, 2])
     assert cold._threads.pool is not None
@@ -177,7 +177,7 @@ def evict_all(buffer):
 
 
 @pytest.mark.usefixtures('larger_than_memory')
-def test_batches_are_those_of_memory(tmp_path):
+def test_cold_batches_equal_those_from_memory(tmp_path):
     columns = {
         'frame': frames(20, (3, 200, 161)),
         'state': np.random.default_rng(2).random((20, 33_001)),
@@ -201,7 +201,7 @@ def test_batches_are_those_of_memory(tmp_path):
 
 
 @pytest.mark.usefixtures('larger_than_memory')
-def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_old_ones(tmp_path, monkeypatch):
+def test_cold_read_of_replaced_columns_skips_the_old_files(tmp_path, monkeypatch):
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     table = buffer._elements.table
@@ -221,7 +221,7 @@ def test_columns_that_are_replaced_while_files_are_opened_are_not_read_from_the_
 
 
 @pytest.mark.usefixtures('larger_than_memory')
-def test_sequences_are_time_major(tmp_path):
+def test_cold_sequences_are_time_major(tmp_path):
     obs = torch.from_numpy(frames(6 * 5, (1, 300, 300)))
     sequences = [[{'obs': obs[5 * n + t], 'reward': torch.tensor([float(t)])} for t in range(5)] for n in range(6)]
     buffer = StoreBuffer(6, path=str(tmp_path / 'table'), seed=0)
@@ -237,7 +237,7 @@ def test_sequences_are_time_major(tmp_path):
 
 
 @pytest.mark.usefixtures('larger_than_memory')
-def test_writers_in_between_tear_no_row(tmp_path):
+def test_cold_read_during_writes_tears_no_row(tmp_path):
     buffer = StoreBuffer(16, path=str(tmp_path / 'table'), seed=0)
     row = np.ones((1, 70_000), np.int64)
     for number in range(16):
@@ -266,7 +266,7 @@ def test_writers_in_between_tear_no_row(tmp_path):
     buffer.close()
 
 
-def test_a_table_that_fits_into_memory_is_left_to_the_page_cache(tmp_path, monkeypatch):
+def test_table_that_fits_into_memory_uses_the_page_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})

@@ -24,7 +24,7 @@ def filled(count: int, size: int = 100) -> StoreBuffer:
     return buffer
 
 
-def test_use_time_check_removes_what_was_used_and_nothing_else() -> None:
+def test_use_time_check_removes_only_used_up_rows() -> None:
     buffer = filled(100)
     buffer.use(use_time_check(buffer, max_use=2))
     uses = dict.fromkeys(range(100), 0)
@@ -44,7 +44,7 @@ def test_use_time_check_of_one_empties_the_buffer() -> None:
         buffer.sample(1)
 
 
-def test_staleness_check_removes_what_is_stale() -> None:
+def test_staleness_check_removes_stale_rows() -> None:
     buffer = StoreBuffer(100)
     buffer.use(staleness_check(buffer, max_staleness=10))
     for i in range(100):
@@ -76,7 +76,7 @@ def test_an_element_without_its_iteration_is_refused() -> None:
         sample_range_view(buffer)
 
 
-def test_clone_object() -> None:
+def test_clone_object_keeps_the_stored_row_unchanged() -> None:
     buffer = filled(10)
     buffer.use(clone_object())
     buffer.push(transition(10))
@@ -87,7 +87,7 @@ def test_clone_object() -> None:
     assert buffer[10].meta == {}
 
 
-def test_group_sample_and_padding() -> None:
+def test_group_samples_are_padded() -> None:
     buffer = filled(18)
     buffer.use(padding()).use(group_sample(size_in_group=3))
     groups = buffer.sample(4, groupby='group')
@@ -100,14 +100,14 @@ def test_group_sample_and_padding() -> None:
     assert [len(group) for group in buffer.sample(4, groupby='group')] == [5] * 4
 
 
-def test_sample_range_view() -> None:
+def test_sample_range_view_limits_samples_to_the_newest() -> None:
     buffer = filled(20, size=20)
     buffer.use(sample_range_view(buffer, start=-5))
     assert {number(item.data) for _ in range(20) for item in buffer.sample(5)} == set(range(15, 20))
 
 
 @pytest.mark.parametrize('weighted', [True, False])
-def test_priorities(weighted: bool) -> None:
+def test_priority_middleware_draws_by_priority(weighted: bool) -> None:
     buffer = StoreBuffer(8)
     buffer.use(PriorityExperienceReplay(buffer, IS_weight=weighted))
     for i in range(12):
@@ -130,7 +130,7 @@ def test_priorities(weighted: bool) -> None:
     assert buffer.count() == 0
 
 
-def test_stock_fetcher_and_pusher() -> None:
+def test_fetcher_and_pusher_of_di_engine_work() -> None:
     from ding.framework import task
     from ding.framework.context import OnlineRLContext
     from ding.framework.middleware.functional import data_pusher, offpolicy_data_fetcher
@@ -154,7 +154,7 @@ def test_stock_fetcher_and_pusher() -> None:
         assert {buffer[row].meta['priority'] for row in rows} == {5.0, 6.0, 7.0, 8.0}
 
 
-def test_stock_fetcher_skips_training_only_for_a_shortage() -> None:
+def test_fetcher_of_di_engine_skips_only_for_a_shortage() -> None:
     from ding.framework.context import OnlineRLContext
     from ding.framework.middleware.functional import offpolicy_data_fetcher
 
@@ -167,7 +167,7 @@ def test_stock_fetcher_skips_training_only_for_a_shortage() -> None:
         list(offpolicy_data_fetcher(cfg, buffer)(ctx))
 
 
-def test_buffer_saver(tmp_path: Path) -> None:
+def test_buffer_saver_writes_a_loadable_file(tmp_path: Path) -> None:
     from ding.framework.context import OnlineRLContext
     from ding.framework.middleware.functional import buffer_saver
 
@@ -193,7 +193,7 @@ def test_delete_of_many_passes_through_priorities() -> None:
     assert seen == set(range(20)) - {3, 4, 17}
 
 
-def test_staleness_with_priorities() -> None:
+def test_staleness_with_priorities_drops_stale_rows() -> None:
     buffer = StoreBuffer(100)
     # The first is the outermost: what is stale leaves before the rest is drawn by priority.
     buffer.use(staleness_check(buffer, max_staleness=10)).use(PriorityExperienceReplay(buffer))
@@ -228,7 +228,7 @@ def test_staleness_with_use_counts(staleness_first: bool) -> None:
     assert buffer.count() == 0
 
 
-def test_views_with_ranges_and_use_counts_of_their_own() -> None:
+def test_views_have_their_own_ranges_and_use_counts() -> None:
     """As DI-engine's ppg_offpolicy has them."""
     buffer = StoreBuffer(40)
     policy, value = buffer.view(), buffer.view()
@@ -248,7 +248,7 @@ def test_views_with_ranges_and_use_counts_of_their_own() -> None:
 
 
 @pytest.mark.parametrize('priorities', [True, False])
-def test_clones_with_use_counts(priorities: bool) -> None:
+def test_clones_have_use_counts(priorities: bool) -> None:
     buffer = StoreBuffer(40)
     if priorities:
         buffer.use(PriorityExperienceReplay(buffer))
@@ -264,7 +264,7 @@ def test_clones_with_use_counts(priorities: bool) -> None:
     assert sum(item.meta.get('use_count', 0) for item in items) >= 20
 
 
-def test_groups_padded_and_counted() -> None:
+def test_groups_are_padded_and_counted() -> None:
     buffer = filled(18)
     buffer.use(padding()).use(group_sample(size_in_group=3)).use(use_time_check(buffer, max_use=2))
     for _ in range(2):
@@ -275,7 +275,7 @@ def test_groups_padded_and_counted() -> None:
     assert buffer.count() == 0
 
 
-def test_groups_of_clones_with_ranges() -> None:
+def test_groups_of_clones_follow_ranges() -> None:
     buffer = filled(40)
     buffer.use(clone_object()).use(padding())
     groups = buffer.sample(4, groupby='group', sample_range=slice(-13, None))
@@ -287,7 +287,7 @@ def test_groups_of_clones_with_ranges() -> None:
         assert numbers == [numbers[0], numbers[0] + 4, numbers[0] + 8]
 
 
-def test_what_the_buffer_offers_instead() -> None:
+def test_limited_prioritized_replaces_two_middleware() -> None:
     """DI-engine's two middleware cannot do this together: see docs/howto/migrate-from-dequebuffer.md."""
     buffer = StoreBuffer(40, sampler=limited(Prioritized(seed=0), max_times_sampled=2))
     for i in range(40):
@@ -303,7 +303,7 @@ def test_what_the_buffer_offers_instead() -> None:
 
 
 @pytest.mark.parametrize('element', [3, 'text', torch.ones(2), [torch.ones(2)] * 3, (1, 2)])
-def test_data_pusher_takes_elements_that_are_no_mappings(element: object) -> None:
+def test_data_pusher_accepts_elements_that_are_no_mappings(element: object) -> None:
     ctx = OnlineRLContext()
     ctx.trajectories = [element] * 5
     buffer = StoreBuffer(10, sampler=Prioritized())
@@ -311,14 +311,14 @@ def test_data_pusher_takes_elements_that_are_no_mappings(element: object) -> Non
     assert buffer.count() == 5
 
 
-def test_sample_takes_no_indices_as_false() -> None:
+def test_sample_accepts_false_as_no_indices() -> None:
     buffer = filled(10)
     assert len(buffer.sample(4, False)) == 4
     # Middleware of DequeBuffer passes its ``replace`` on in this place.
     assert len(buffer.sample(4, False, True)) == 4
 
 
-def test_priority_metas_are_those_of_ding() -> None:
+def test_priority_metas_equal_those_of_di_engine() -> None:
     buffer = StoreBuffer(10)
     buffer.use(PriorityExperienceReplay(buffer, IS_weight=True))
     for i in range(10):

@@ -46,7 +46,7 @@ def contents(buffer: StoreBuffer) -> List[tuple]:
 
 
 @pytest.mark.parametrize('fsync', [False, True])
-def test_it_goes_on_where_it_was(tmp_path: Path, fsync: bool) -> None:
+def test_reopened_buffer_continues_where_it_stopped(tmp_path: Path, fsync: bool) -> None:
     buffer = filled(tmp_path, fsync=fsync)
     buffer.delete(['6', '9'])
     buffer.update('8', transition(80), {'a': (1, 'x'), 3: np.float32(0.5)})
@@ -67,7 +67,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, fsync: bool) -> None:
     again.close()
 
 
-def test_metas_written_after_the_push_are_back(tmp_path: Path) -> None:
+def test_reopened_buffer_has_metas_written_after_the_push(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     for item in buffer.sample(10):
         item.meta['priority'] = number(item.data) * 1.5
@@ -84,7 +84,7 @@ def test_metas_written_after_the_push_are_back(tmp_path: Path) -> None:
     again.close()
 
 
-def test_metas_that_no_file_can_hold(tmp_path: Path) -> None:
+def test_metas_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     expected = contents(buffer)
     with pytest.raises(SchemaMismatch, match='type object'):
@@ -93,7 +93,7 @@ def test_metas_that_no_file_can_hold(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_the_record_of_metas_stays_small(tmp_path: Path) -> None:
+def test_record_of_metas_stays_small(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     for i in range(3000):
         buffer.push(transition(i), {'i': i, 'text': 'x' * 2000})
@@ -105,7 +105,7 @@ def test_the_record_of_metas_stays_small(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_wider_schema_and_another_one_are_back(tmp_path: Path) -> None:
+def test_reopened_buffer_has_its_wider_schema(tmp_path: Path) -> None:
     buffer = StoreBuffer(5, path=str(tmp_path))
     buffer.push({'x': torch.ones(1), 'y': None})
     buffer.push({'x': torch.ones(1), 'y': torch.full((2,), 3.0)})
@@ -123,7 +123,7 @@ def test_a_wider_schema_and_another_one_are_back(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_objects_are_refused(tmp_path: Path) -> None:
+def test_buffer_with_a_path_refuses_python_objects(tmp_path: Path) -> None:
     buffer = StoreBuffer(5, path=str(tmp_path))
     for element in ('text', {'x': object()}, [{'x': 'text'}], []):
         with pytest.raises(SchemaMismatch, match=r'Python objects.*path=None'):
@@ -145,7 +145,7 @@ def test_objects_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('note', [{'a': object()}, {'a': os.urandom(1 << 19).hex()}, ['a']])
-def test_notes_that_cannot_be_committed(tmp_path: Path, note: Any) -> None:
+def test_notes_that_cannot_be_committed_are_refused(tmp_path: Path, note: Any) -> None:
     buffer = filled(tmp_path)
     expected = contents(buffer)
     with pytest.raises(SchemaMismatch, match='commit'):
@@ -191,7 +191,7 @@ def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
         (lambda path: os.unlink(path / 'header'), CorruptPayload, 'header.* is missing'),
     ],
 )
-def test_what_is_no_sound_table_is_refused_and_not_changed(
+def test_damaged_table_is_refused_and_not_changed(
     tmp_path: Path, damage: Callable[[Path], None], error: type, message: str
 ) -> None:
     filled(tmp_path).close()
@@ -204,7 +204,7 @@ def test_what_is_no_sound_table_is_refused_and_not_changed(
     assert {name: after[name][0] for name in before} == {name: data for name, (data, _) in before.items()}
 
 
-def test_other_columns_and_another_size(tmp_path: Path) -> None:
+def test_table_with_other_columns_or_size_is_refused(tmp_path: Path) -> None:
     filled(tmp_path).close()
     with pytest.raises(ConfigError, match='capacity 10, not 12'):
         StoreBuffer(12, path=str(tmp_path))
@@ -213,7 +213,7 @@ def test_other_columns_and_another_size(tmp_path: Path) -> None:
     assert len(StoreBuffer(10, path=str(tmp_path))) == 10
 
 
-def test_locked_while_somebody_has_it_open(tmp_path: Path) -> None:
+def test_open_table_is_locked_for_other_processes(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     with pytest.raises(TableLocked, match='open already'):
         StoreBuffer(10, path=str(tmp_path))
@@ -232,7 +232,7 @@ def test_locked_while_somebody_has_it_open(tmp_path: Path) -> None:
     StoreBuffer(10, path=str(tmp_path)).close()
 
 
-def test_a_damaged_table_is_found_out(tmp_path: Path) -> None:
+def test_check_finds_a_damaged_table(tmp_path: Path) -> None:
     buffer = filled(tmp_path)
     buffer.table.index.row_of_slot[3] = buffer.table.index.row_of_slot[4]
     assert any('two slots' in finding for finding in buffer.check())
@@ -241,7 +241,7 @@ def test_a_damaged_table_is_found_out(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_push_that_failed_costs_no_later_row(tmp_path: Path) -> None:
+def test_push_that_failed_loses_no_later_row(tmp_path: Path) -> None:
     table = Table({'x': (np.dtype(np.int64), ())}, 10, str(tmp_path))
     table.extend({'x': np.arange(3)})
     with pytest.raises(KeyboardInterrupt), table.writing(1):
@@ -266,7 +266,7 @@ def num_descriptors() -> int:
 @pytest.mark.parametrize(
     'place', [(durable_module, 'prepare_header'), (SlotValues, 'successor'), (durable_module.Journal, 'reserve')]
 )
-def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name, full = str(tmp_path / 'save'), os.strerror(errno.ENOSPC)
     buffer = filled(tmp_path / 'table', sampler=Prioritized())
     buffer.save_data(name)
@@ -291,7 +291,7 @@ def test_a_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monke
     'place',
     [(durable_module.TableDirectory, '_recover'), (Table, '_redo'), (MetaStore, 'restore'), (ColumnMemory, '_array')],
 )
-def test_an_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path).close()
     before = num_descriptors()
 
@@ -308,7 +308,7 @@ def test_an_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, m
     assert num_descriptors() == before
 
 
-def test_the_record_of_an_update_is_gone_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_record_is_removed_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or a power cut would bring it back: it is of a row number, which others may have since."""
     done = []
     for name in ('ftruncate', 'fsync', 'fdatasync'):
@@ -477,7 +477,7 @@ def kept(buffer: StoreBuffer) -> Dict[str, tuple]:
 
 
 @pytest.mark.parametrize('name', RARE)
-def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
+def test_table_killed_at_any_line_is_sound(name: str, tmp_path: Path) -> None:
     filled(tmp_path / 'model').close()
     model = sampled(tmp_path / 'model')
     model.sample_batch(40, replace=True)
@@ -552,7 +552,7 @@ def check_rare(name: str, buffer: StoreBuffer, before: List[tuple]) -> None:
 # Priorities
 
 
-def test_priorities_are_back(tmp_path: Path) -> None:
+def test_reopened_buffer_has_its_priorities(tmp_path: Path) -> None:
     buffer = filled(tmp_path, sampler=Prioritized(seed=0))
     columns = buffer.schema.encode([transition(14), transition(15)])
     buffer.extend(columns, priority=[7.0, 0.25])

@@ -17,7 +17,7 @@ from ding_store.buffer.table.table import Table
 KILLS = int(os.environ.get('DING_STORE_KILLS', '40'))
 
 
-def test_killed_anywhere(tmp_path: Path) -> None:
+def test_table_killed_anywhere_is_sound(tmp_path: Path) -> None:
     found = crash_repeatedly(tmp_path / 'replay', KILLS, seed=KILLS, reached=lambda words: words[UPDATED] > CAPACITY)
     assert found == []
 
@@ -83,6 +83,6 @@ class UpdatesWithoutRecord(Table):
 
 
 @pytest.mark.parametrize('wrong', [PublishesFirst, CommitsRowsBeforeTheirNote, EvictsTooLate, UpdatesWithoutRecord])
-def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_written_in_a_wrong_order_is_found(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, 'Table', wrong)
     assert noticed(tmp_path / 'replay')

@@ -28,7 +28,7 @@ def columns(count: int) -> dict:
     return {'x': np.arange(count, dtype=np.float32)}
 
 
-def test_uses_are_back_and_rows_at_the_limit_are_not(tmp_path: Path) -> None:
+def test_reopened_buffer_has_uses_and_no_used_up_rows(tmp_path: Path) -> None:
     def opened(most: int) -> StoreBuffer:
         return StoreBuffer(10, path=str(tmp_path), sampler=limited(Uniform(0), max_times_sampled=most))
 
@@ -69,7 +69,7 @@ def test_row_in_a_used_slot_has_no_uses_after_a_restart(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_queue_goes_on(tmp_path: Path) -> None:
+def test_reopened_queue_continues_at_its_place(tmp_path: Path) -> None:
     buffer = StoreBuffer(20, path=str(tmp_path), sampler=Fifo(times=2))
     buffer.extend(columns(12))
     given = [buffer.sample_batch(4).rows.tolist() for _ in range(3)]
@@ -85,7 +85,7 @@ def test_a_queue_goes_on(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_the_limiter_counts_on(tmp_path: Path) -> None:
+def test_reopened_limiter_continues_its_counts(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         limiter = RateLimiter(2, samples_per_insert=2, error_buffer=30, max_insert=9, max_sample=6, timeout_s=0)
         return StoreBuffer(6, path=str(tmp_path / 'kept'), limiter=limiter)
@@ -128,7 +128,7 @@ def test_limiter_counts_the_last_sample_before_a_restart(tmp_path: Path) -> None
     buffer.close()
 
 
-def test_view_starts_anew_in_the_next_process(tmp_path: Path) -> None:
+def test_view_counts_restart_in_the_next_process(tmp_path: Path) -> None:
     def opened() -> tuple:
         buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
         return buffer, buffer.view(limited(Prioritized(epsilon=0.0), max_times_sampled=9))
@@ -147,7 +147,7 @@ def test_view_starts_anew_in_the_next_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('has_path', [False, True])
-def test_priorities_of_one_row_and_what_is_no_array(has_path: bool, tmp_path: Path) -> None:
+def test_priority_of_one_row_may_be_a_scalar(has_path: bool, tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path) if has_path else None, sampler=Prioritized(epsilon=0.0))
     rows = buffer.extend(columns(3))
     buffer.update_priorities(rows[:1], 3.0)
@@ -164,7 +164,7 @@ def test_priorities_of_one_row_and_what_is_no_array(has_path: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize('kind', [Prioritized, RankPrioritized])
-def test_rows_that_were_never_updated_keep_what_they_began_with(kind: Any, tmp_path: Path) -> None:
+def test_rows_never_updated_keep_their_first_priority(kind: Any, tmp_path: Path) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path), sampler=kind())
     buffer.extend(columns(3))
     buffer.update_priorities(np.array([0]), [50.0])
@@ -178,7 +178,7 @@ def test_rows_that_were_never_updated_keep_what_they_began_with(kind: Any, tmp_p
     buffer.close()
 
 
-def test_a_row_does_not_get_the_priority_of_one_that_a_kill_kept_from_coming(tmp_path: Path) -> None:
+def test_row_after_a_killed_push_gets_the_default_priority(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         return StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
 
@@ -196,7 +196,7 @@ def test_a_row_does_not_get_the_priority_of_one_that_a_kill_kept_from_coming(tmp
     buffer.close()
 
 
-def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> None:
+def test_largest_priority_of_a_deleted_row_is_kept(tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
     buffer.extend(columns(2), priority=[9.0, 2.0])
     buffer.delete(['0'])
@@ -207,7 +207,7 @@ def test_the_largest_priority_is_back_when_its_row_is_gone(tmp_path: Path) -> No
     buffer.close()
 
 
-def test_the_largest_priority_is_back_when_all_rows_that_have_one_are_gone(tmp_path: Path) -> None:
+def test_largest_priority_after_all_its_rows_left_is_default(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         return StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
 
@@ -228,7 +228,7 @@ def test_the_largest_priority_is_back_when_all_rows_that_have_one_are_gone(tmp_p
     buffer.close()
 
 
-def test_rows_of_a_file_inherit_nothing(tmp_path: Path) -> None:
+def test_loaded_rows_inherit_no_sampler_state(tmp_path: Path) -> None:
     path = str(tmp_path / 'kept')
     buffer = StoreBuffer(6, path=path, sampler=limited(Prioritized(epsilon=0.0), max_times_sampled=9))
     rows = buffer.extend(columns(6), priority=np.arange(6.0) + 2)
@@ -246,7 +246,7 @@ def test_rows_of_a_file_inherit_nothing(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_a_forked_child_and_a_closed_buffer_put_nothing_on_record(tmp_path: Path) -> None:
+def test_forked_child_and_closed_buffer_record_nothing(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         sampler = limited(Prioritized(epsilon=0.0), max_times_sampled=9)
         return StoreBuffer(6, path=str(tmp_path), sampler=sampler, limiter=RateLimiter(1, max_sample=6, max_insert=9))
@@ -268,7 +268,7 @@ def test_a_forked_child_and_a_closed_buffer_put_nothing_on_record(tmp_path: Path
     buffer.close()
 
 
-def test_killed_anywhere_while_sampling(tmp_path: Path) -> None:
+def test_sampler_state_killed_anywhere_is_sound(tmp_path: Path) -> None:
     found = crash_repeatedly(
         tmp_path / 'replay', KILLS, KILLS, worker=SamplingWorker, verify=verify, reached=lambda words: words[QUEUED]
     )
@@ -366,7 +366,9 @@ def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
         (counts_inserts_by_themselves, 'inserts'),
     ],
 )
-def test_a_wrong_order_is_noticed(mistake: Any, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_state_written_in_a_wrong_order_is_found(
+    mistake: Any, finding: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mistake(monkeypatch)
     search = noticed_at_any_time if mistake in (counts_uses_late, moves_the_queue_late) else noticed
     assert re.search(finding, ' '.join(search(tmp_path / 'replay', worker=SamplingWorker, verify=verify)))

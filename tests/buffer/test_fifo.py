@@ -27,7 +27,7 @@ def filled(count: int, size: int = 20) -> StoreBuffer:
     return buffer
 
 
-def test_in_order_and_once() -> None:
+def test_fifo_gives_rows_in_order_and_once() -> None:
     buffer = filled(10)
     assert buffer.sample_batch(4).rows.tolist() == [0, 1, 2, 3]
     assert [number(item.data) for item in buffer.sample(5)] == [4, 5, 6, 7, 8]
@@ -38,14 +38,14 @@ def test_in_order_and_once() -> None:
     assert buffer.count() == 11
 
 
-def test_rows_that_leave_before_their_turn_are_counted() -> None:
+def test_fifo_counts_rows_evicted_before_their_turn() -> None:
     buffer = filled(10, size=6)
     buffer.delete(['5', '7'])
     assert buffer.sample_batch(3).rows.tolist() == [4, 6, 8]
     assert buffer.sampler.num_missed == 6
 
 
-def test_what_left_before_a_clear_or_a_load_was_not_missed_again(tmp_path: Path) -> None:
+def test_fifo_after_clear_or_load_counts_no_row_missed_twice(tmp_path: Path) -> None:
     saved = filled(15)
     saved.delete([str(row) for row in range(5)])
     saved.save_data(str(tmp_path / 'saved'))
@@ -81,14 +81,14 @@ def test_what_left_before_a_clear_or_a_load_was_not_missed_again(tmp_path: Path)
         buffer.close()
 
 
-def test_as_a_queue_rows_leave() -> None:
+def test_fifo_with_one_use_removes_sampled_rows() -> None:
     buffer = StoreBuffer(20, sampler=limited(Fifo(), max_times_sampled=1))
     buffer.extend_elements([transition(i) for i in range(8)])
     assert buffer.sample_batch(5).rows.tolist() == [0, 1, 2, 3, 4]
     assert buffer.table.rows_by_age().tolist() == [5, 6, 7]
 
 
-def test_several_queues_on_one_table() -> None:
+def test_several_queues_on_one_table_are_independent() -> None:
     buffer = filled(6)
     other = buffer.view(Fifo())
     assert buffer.sample_batch(4).rows.tolist() == other.sample_batch(4).rows.tolist() == [0, 1, 2, 3]
@@ -96,21 +96,21 @@ def test_several_queues_on_one_table() -> None:
         StoreBuffer(3, sampler=buffer.sampler)
 
 
-def test_a_copy_goes_on_at_the_same_place() -> None:
+def test_fifo_copy_continues_at_the_same_place() -> None:
     buffer = filled(6)
     buffer.sample_batch(2)
     twin = copy.deepcopy(buffer)
     assert twin.sample_batch(2).rows.tolist() == buffer.sample_batch(2).rows.tolist() == [2, 3]
 
 
-def test_misuse() -> None:
+def test_fifo_refuses_replacement_and_ranges() -> None:
     with pytest.raises(TypeError, match='once'):
         filled(6).sample_batch(2, replace=True)
     with pytest.raises(TypeError, match='once'):
         filled(6).sample(2, sample_range=slice(0, 3))
 
 
-def test_no_row_twice_between_threads() -> None:
+def test_fifo_between_threads_gives_each_row_once() -> None:
     buffer, seen, errors = StoreBuffer(2000, sampler=Fifo()), [[], []], []
     buffer.extend_elements([transition(i) for i in range(1600)])
 

@@ -111,9 +111,7 @@ class VersionedWriter(threading.Thread):
 
 
 @pytest.mark.parametrize('few_bytes', [0, 100_000])
-def test_a_save_while_others_write_is_of_one_moment(
-    tmp_path: Path, few_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_during_writes_is_of_one_moment(tmp_path: Path, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_blocks, 'BLOCK_BYTES', 40_000)
     monkeypatch.setattr(saves, '_FEW_BYTES', few_bytes)
     buffer = StoreBuffer(300)
@@ -138,7 +136,7 @@ def test_a_save_while_others_write_is_of_one_moment(
         assert dict(zip(rows.tolist(), values[:, 0].tolist())) in writer.states
 
 
-def test_another_schema_in_the_middle_of_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_during_a_schema_change_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, changed = filled(), []
     write_rows = saves.SaveWriter._write_rows
 
@@ -157,7 +155,7 @@ def test_another_schema_in_the_middle_of_a_save(tmp_path: Path, monkeypatch: pyt
     assert [(item.index, item.data['other'].tolist(), item.meta) for item in loaded] == [('14', [1.0] * 3, {'a': 1})]
 
 
-def test_the_stock_saver(tmp_path: Path) -> None:
+def test_save_by_the_di_engine_saver_can_be_loaded(tmp_path: Path) -> None:
     buffer = filled()
     save = buffer_saver(SimpleNamespace(exp_name=str(tmp_path)), buffer, every_envstep=10, replace=False)
     for step in (0, 5, 12):
@@ -169,7 +167,7 @@ def test_the_stock_saver(tmp_path: Path) -> None:
     assert contents(loaded) == contents(buffer)
 
 
-def test_a_stock_buffer_keeps_its_metas(tmp_path: Path) -> None:
+def test_load_of_a_di_engine_file_keeps_metas(tmp_path: Path) -> None:
     stock, name = DequeBuffer(5), str(tmp_path / 'stock.hkl')
     for i in range(7):
         stock.push(transition(i), {'i': i})
@@ -187,7 +185,7 @@ class TooLarge:
         return bytearray, (1 << 62,)
 
 
-def test_save_that_cannot_be_loaded_here_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_save_that_cannot_be_loaded_is_not_called_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / 'of_a_project.py').write_text('class Note:\n    pass\n')
     with monkeypatch.context() as there:
         there.syspath_prepend(str(tmp_path))

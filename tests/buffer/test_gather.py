@@ -31,7 +31,7 @@ def columns_of(count: int) -> dict:
 
 
 @pytest.mark.parametrize('compiled', [True, False])
-def test_rows_are_those_of_take(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_equals_numpy_take(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     if (load_kernels() is None) == compiled:
         pytest.skip('there is no numba')
@@ -46,7 +46,7 @@ def test_rows_are_those_of_take(compiled: bool, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize('compiled', [True, False])
-def test_rows_of_batches_that_are_larger_than_caches(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_of_batches_larger_than_caches_is_right(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     monkeypatch.setattr(outputs_module, 'FAR_BYTES', 1 << 19)
     rng = np.random.default_rng(0)
@@ -61,7 +61,7 @@ def test_rows_of_batches_that_are_larger_than_caches(compiled: bool, monkeypatch
 
 
 @pytest.mark.parametrize('compiled', [True, False])
-def test_slots_that_are_out_of_range_read_nothing_else(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_of_slots_out_of_range_reads_the_nearest(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # A reader may have chosen them before the table shrank; it finds out, and reads again.
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     outputs = WarmOutputs({'a': (np.dtype(np.int64), ())})
@@ -71,14 +71,14 @@ def test_slots_that_are_out_of_range_read_nothing_else(compiled: bool, monkeypat
     assert slots.tolist() == [-5, 0, 2, 3, 1 << 60]
 
 
-def test_other_columns_are_noticed() -> None:
+def test_gather_from_other_columns_reads_those() -> None:
     outputs = WarmOutputs({'a': (np.dtype(np.int64), ())})
     for columns in ({'a': np.array([1, 2])}, {'a': np.array([3, 4, 5]), 'b': np.zeros(3)}, {'a': np.arange(9)[::2]}):
         arrays, _ = outputs.gather(columns, np.array([1]))
         assert arrays['a'].tolist() == [columns['a'][1]]
 
 
-def test_the_draws_do_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uniform_draws_do_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     for without in '01':
         monkeypatch.setenv(ENV_NO_NUMBA, without)
@@ -90,7 +90,7 @@ def test_the_draws_do_not_depend_on_numba(monkeypatch: pytest.MonkeyPatch) -> No
     assert all(len(set(rows)) == 64 for i, rows in enumerate(drawn[0]) if i % 3)
 
 
-def test_draws_are_uniform() -> None:
+def test_uniform_draws_are_equally_likely() -> None:
     buffer = StoreBuffer(400)
     buffer.extend({'x': np.arange(400)})
     counts = np.zeros(400)
@@ -108,7 +108,7 @@ def element(i: int, action: Any) -> ttorch.Tensor:
 
 
 @pytest.mark.parametrize('action', [torch.tensor([1]), torch.tensor([0.5]), torch.tensor(2)])
-def test_batches_are_those_of_default_collate(action: torch.Tensor) -> None:
+def test_batches_equal_those_of_default_collate(action: torch.Tensor) -> None:
     buffer = StoreBuffer(40, seed=0)
     for i in range(40):
         buffer.push(element(i, action))
@@ -127,7 +127,7 @@ def test_batches_are_those_of_default_collate(action: torch.Tensor) -> None:
     'other',
     [{'n': torch.zeros(2).bfloat16()}, {'n': {'m': torch.zeros(1)}}, {'n': 3.0}, {'collate_ignore': torch.ones(1)}],
 )
-def test_other_elements_take_the_general_way(other: dict) -> None:
+def test_elements_of_mixed_leaves_use_the_general_path(other: dict) -> None:
     buffer = StoreBuffer(8)
     buffer.push({'obs': torch.zeros(2), **other})
     assert buffer.schema is not None
@@ -135,7 +135,7 @@ def test_other_elements_take_the_general_way(other: dict) -> None:
     assert buffer.sample_batch(1).data.obs.shape == (1, 2)
 
 
-def test_views_of_an_output_keep_it_taken() -> None:
+def test_output_with_a_held_view_is_not_reused() -> None:
     buffer = StoreBuffer(8)
     buffer.extend({'x': np.zeros((8, 1), np.float32), 'y': np.zeros((8, 2), np.float32)})
     keeps = [lambda batch: batch.data.x, lambda batch: batch.data.x[1:], lambda batch: batch.data.y.numpy()[0]]
@@ -149,7 +149,7 @@ def test_views_of_an_output_keep_it_taken() -> None:
         assert buffer.sample_batch(4).data.y.data_ptr() == warm
 
 
-def test_an_output_counts_arrays_that_are_views_of_themselves_once() -> None:
+def test_output_released_by_its_holder_is_free() -> None:
     output = Output({'x': np.zeros(3)}, None)
     assert output.is_free()
     held = output.arrays['x']

@@ -101,7 +101,7 @@ def changed(tree: Any, at: Tuple[Any, ...], change: Any) -> Any:
 
 
 @pytest.mark.parametrize('kind', ['columns', 'episodes'])
-def test_header_with_a_lie_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+def test_header_with_a_false_field_is_refused_by_name(tmp_path: Path, kind: str) -> None:
     path, victim = tmp_path / 'table', tmp_path / 'victim'
     victim.write_bytes(bytes(range(256)) * 64)
     filled(path, kind).close()
@@ -131,7 +131,7 @@ def test_header_with_a_lie_is_refused_by_name(tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.parametrize('name', ['{victim}', '../victim', 'link.column', '900.column'])
-def test_columns_file_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: str) -> None:
+def test_columns_file_with_a_foreign_path_is_not_opened(tmp_path: Path, name: str) -> None:
     path, victim = tmp_path / 'table', tmp_path / 'victim'
     filled(path, 'columns').close()
     victim.write_bytes(b'of the victim' * 1000)
@@ -148,14 +148,14 @@ def test_columns_file_that_leads_elsewhere_is_not_opened(tmp_path: Path, name: s
 @pytest.mark.parametrize(
     'text', [b'', b'[]', b'null', b'"x"', b'1', b'{}', b'[' * 100_000, b'9' * 5000, b'\xff', b'{"version": 4}', b'NaN']
 )
-def test_header_that_is_none_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
+def test_header_that_is_no_header_is_refused_by_name(tmp_path: Path, text: bytes) -> None:
     filled(tmp_path, 'columns').close()
     write_header(tmp_path, text)
     with pytest.raises(CorruptPayload, match='header'):
         StoreBuffer(CAPACITY, path=str(tmp_path))
 
 
-def test_save_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
+def test_save_with_a_false_field_is_refused_by_name(tmp_path: Path) -> None:
     """Its checksums are right: whoever writes one may say anything in it."""
     from ding_store.buffer.saving.save_files import MAGIC
 
@@ -191,7 +191,7 @@ def test_save_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
     assert not wrong, '\n'.join(wrong)
 
 
-def test_record_of_metas_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
+def test_metas_record_with_a_false_field_is_refused_by_name(tmp_path: Path) -> None:
     from ding_store.buffer.metas import meta_json
 
     rows = (2).to_bytes(4, 'little') + np.array([1, 2], '<i8').tobytes()
@@ -209,7 +209,7 @@ def test_record_of_metas_with_a_lie_is_refused_by_name(tmp_path: Path) -> None:
             meta_json.decode(record)
 
 
-def test_lies_of_a_crafted_table_cost_no_error_of_another_kind(tmp_path: Path) -> None:
+def test_crafted_table_raises_no_other_error(tmp_path: Path) -> None:
     """No file of a table, whatever is in it, is anything but a StoreError."""
     filled(tmp_path, 'columns').close()
     rng, wrong = np.random.default_rng(3), []

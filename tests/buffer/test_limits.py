@@ -26,7 +26,7 @@ def filled(sampler: Any, count: int = 30, size: int = 40) -> StoreBuffer:
 
 @pytest.mark.parametrize('make', [lambda: Uniform(1), lambda: Prioritized(seed=1)])
 @pytest.mark.parametrize('most', [1, 3])
-def test_no_row_comes_more_often(make: Any, most: int) -> None:
+def test_limited_row_is_sampled_at_most_the_limit(make: Any, most: int) -> None:
     buffer, uses = filled(limited(make(), max_times_sampled=most)), Counter()
     while buffer.count() * most >= 7:
         try:
@@ -38,7 +38,7 @@ def test_no_row_comes_more_often(make: Any, most: int) -> None:
     assert set(buffer.table.rows_by_age().tolist()) == {row for row in range(30) if uses[row] < most}
 
 
-def test_new_rows_begin_anew() -> None:
+def test_limited_row_in_a_reused_slot_has_no_uses() -> None:
     buffer = filled(limited(Uniform(0), max_times_sampled=2), count=4, size=4)
     buffer.sample_batch(4)
     assert buffer.sampler.uses_of(np.arange(5)).tolist() == [1, 1, 1, 1, 0]
@@ -48,7 +48,7 @@ def test_new_rows_begin_anew() -> None:
     assert buffer.table.rows_by_age().tolist() == [4, 5]
 
 
-def test_priorities_below_limits() -> None:
+def test_limited_prioritized_row_leaves_at_its_limit() -> None:
     buffer = filled(limited(Prioritized(seed=0, alpha=1.0), max_times_sampled=5), count=20)
     buffer.update_priorities(np.arange(20), np.where(np.arange(20) == 7, 1e6, 1e-3))
     batch = buffer.sample_batch(8)
@@ -57,7 +57,7 @@ def test_priorities_below_limits() -> None:
     assert 7 not in buffer.table.rows_by_age()
 
 
-def test_rows_leave_when_they_are_too_old() -> None:
+def test_rows_above_max_age_are_removed() -> None:
     buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=2))
     for version in (1, 2, 5, 3, 4):
         buffer.extend_elements([element(version) for _ in range(4)])
@@ -99,7 +99,7 @@ def test_loaded_rows_of_another_run_are_too_old(tmp_path: Any, caplog: Any, is_s
     assert caplog.text.count('they are of another run') == 1
 
 
-def test_loaded_rows_of_the_same_run_go_on_ageing(tmp_path: Any, caplog: Any) -> None:
+def test_loaded_rows_of_the_same_run_keep_their_age(tmp_path: Any, caplog: Any) -> None:
     path = str(tmp_path / 'saved')
     former = StoreBuffer(50)
     former.extend_elements([element(version) for version in (480, 499, 500)])
@@ -123,7 +123,7 @@ def with_groups(sampler: Any, **options: Any) -> StoreBuffer:
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
-def test_ages_of_sequences_episodes_and_groups(prefetch: int) -> None:
+def test_max_age_limits_sequences_episodes_and_groups(prefetch: int) -> None:
     for sample in (
         lambda buffer: buffer.sample_sequences(4, 2, 'env').elements(),
         lambda buffer: buffer.sample_episodes(2, 'env').elements(),
@@ -142,7 +142,7 @@ def test_ages_of_sequences_episodes_and_groups(prefetch: int) -> None:
             assert buffer.count() == 8 * (8 - version)
 
 
-def test_uses_of_groups() -> None:
+def test_uses_of_groups_stay_within_the_limit() -> None:
     buffer = with_groups(limited(Uniform(0), max_times_sampled=2))
     uses: Counter = Counter()
     while buffer.count() > 20:
@@ -154,7 +154,7 @@ def test_uses_of_groups() -> None:
     assert max(uses.values()) == 2
 
 
-def test_a_deep_copy_counts_on_by_itself() -> None:
+def test_limited_deep_copy_counts_by_itself() -> None:
     buffer = filled(limited(Uniform(0), max_times_sampled=2), count=12, size=8)
     buffer.delete(['5'])
     rows = buffer.sample_batch(4).rows
@@ -169,7 +169,7 @@ def test_a_deep_copy_counts_on_by_itself() -> None:
 
 @pytest.mark.parametrize('prefetch', [0, 2])
 @pytest.mark.parametrize('burn_in', [None, 0, 1])
-def test_uses_of_episodes_and_of_sequences_without_rows_in_common(burn_in: Optional[int], prefetch: int) -> None:
+def test_uses_of_episodes_and_disjoint_sequences_reach_limit(burn_in: Optional[int], prefetch: int) -> None:
     limiter = RateLimiter(1, max_sample=2, timeout_s=0.01)
     buffer = with_groups(limited(Uniform(0), max_times_sampled=3), prefetch=prefetch, limiter=limiter)
     uses: Counter = Counter()
@@ -197,7 +197,7 @@ def test_uses_of_episodes_with_replacement_are_refused() -> None:
     buffer.view(Uniform()).sample_episodes(2, 'env', replace=True)
 
 
-def test_a_sequence_is_as_old_as_its_oldest_step() -> None:
+def test_sequence_is_as_old_as_its_oldest_step() -> None:
     buffer = StoreBuffer(50, sampler=limited(Prioritized(seed=0), max_age=2))
     for first in (1, 2, 3, 4):
         buffer.push([element(first), element(first), element(first + 1)])
@@ -209,7 +209,7 @@ def test_a_sequence_is_as_old_as_its_oldest_step() -> None:
     assert set(buffer.sample_batch(1).rows) == {3}
 
 
-def test_versions_in_metas() -> None:
+def test_max_age_reads_versions_from_metas() -> None:
     buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=0, version='v'))
     for version in (1, 2):
         for _ in range(3):
@@ -221,7 +221,7 @@ def test_versions_in_metas() -> None:
         buffer.sample_batch(1)
 
 
-def test_both_limits_and_views() -> None:
+def test_limits_of_uses_and_age_spare_other_views() -> None:
     buffer = filled(limited(Prioritized(seed=0), max_times_sampled=1, max_age=3))
     view = buffer.view(Uniform(0))
     rows = buffer.sample_batch(10).rows
@@ -236,7 +236,7 @@ def test_both_limits_and_views() -> None:
 @pytest.mark.parametrize(
     'limits', [{}, {'max_times_sampled': 0}, {'max_times_sampled': True}, {'max_age': -1}, {'max_age': 0.5}]
 )
-def test_bad_limits(limits: dict) -> None:
+def test_limits_that_are_invalid_are_refused(limits: dict) -> None:
     with pytest.raises(ConfigError, match='max_'):
         limited(Uniform(), **limits)
 
@@ -247,7 +247,7 @@ def test_limits_belong_to_one_table() -> None:
         StoreBuffer(3, sampler=buffer.sampler)
 
 
-def test_updates_of_rows_that_are_gone_are_counted() -> None:
+def test_updates_of_deleted_rows_are_counted() -> None:
     buffer = StoreBuffer(10, sampler=limited(Prioritized(seed=0), max_times_sampled=1))
     buffer.extend({'x': np.arange(10)})
     batch = buffer.sample_batch(4)

@@ -86,7 +86,7 @@ def _findings(opened: Loaded, words: Any) -> Iterator[str]:
             yield f'after a load of {name!r} the queue goes on at {place}, priorities are 7 of {is_seen}'
 
 
-def test_killed_anywhere_in_a_load(tmp_path: Path) -> None:
+def test_load_killed_anywhere_keeps_old_rows_or_new(tmp_path: Path) -> None:
     write_saves(tmp_path)
     found = crash_repeatedly(
         tmp_path / 'replay', KILLS, KILLS, worker=LoadingWorker, verify=verify, reached=lambda words: words[INSERTED]
@@ -103,7 +103,7 @@ class ClearsFirst(Table):
         super().replace(*args, **kwargs)
 
 
-def test_a_load_in_two_steps_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_in_two_steps_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elements, 'Table', ClearsFirst)
     write_saves(tmp_path)
     assert noticed(tmp_path / 'replay', worker=LoadingWorker, verify=verify)

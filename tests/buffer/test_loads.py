@@ -31,7 +31,7 @@ def numbered(size: int = 40, **options: Any) -> StoreBuffer:
     return buffer
 
 
-def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+def test_load_on_a_full_disk_changes_nothing(tmp_path: Path, small_disk: Path) -> None:
     large, name = StoreBuffer(300), str(tmp_path / 'large')
     large.extend({'block': np.ones((300, 1 << 15), np.uint8)})
     large.save_data(name)
@@ -53,7 +53,7 @@ def test_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
     buffer.close()
 
 
-def test_a_table_opens_on_a_full_disk(small_disk: Path) -> None:
+def test_table_opens_on_a_full_disk(small_disk: Path) -> None:
     path, filler = str(small_disk / 'table'), small_disk / 'filler'
     with contextlib.closing(filled_in(small_disk / 'table')) as buffer:
         expected = contents(buffer)
@@ -72,9 +72,7 @@ def test_a_table_opens_on_a_full_disk(small_disk: Path) -> None:
                 filler.unlink()
 
 
-def test_a_push_on_a_disk_that_was_full_as_the_buffer_opened_loses_no_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_push_after_opening_on_a_full_disk_loses_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The metas are long enough to be compacted, for which there is no room; for one more there is."""
     path = str(tmp_path)
     with contextlib.closing(StoreBuffer(2000, path=path)) as buffer:
@@ -103,7 +101,7 @@ def test_a_push_on_a_disk_that_was_full_as_the_buffer_opened_loses_no_row(
 
 
 @pytest.mark.parametrize('num_left', [1, 3])
-def test_a_disk_is_full_as_a_buffer_opens_whose_last_push_was_killed(
+def test_opening_on_a_full_disk_drops_metas_of_a_killed_push(
     num_left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is on record of the rows that did not come is not those of later ones."""
@@ -131,7 +129,7 @@ def test_a_disk_is_full_as_a_buffer_opens_whose_last_push_was_killed(
         assert [item.meta.get('text', '').strip() for item in buffer] == ['0', '1', '2', 'other 3', '', '']
 
 
-def test_episodes_for_which_there_is_no_room_leave_none_taken(tmp_path: Path, small_disk: Path) -> None:
+def test_load_of_episodes_without_room_frees_their_space(tmp_path: Path, small_disk: Path) -> None:
     def episode(i: int, length: int) -> List[Any]:
         return [{'x': torch.full((500,), i)} for _ in range(length)]
 
@@ -159,7 +157,7 @@ def filled_in(path: Path) -> StoreBuffer:
     return buffer
 
 
-def test_metas_for_which_there_is_no_room(tmp_path: Path, small_disk: Path) -> None:
+def test_load_of_metas_without_room_changes_nothing(tmp_path: Path, small_disk: Path) -> None:
     large, name = StoreBuffer(60), str(tmp_path / 'large')
     for i in range(60):
         large.push(transition(i), {'text': str(i) * 100_000})
@@ -182,7 +180,7 @@ def flipped(data: bytes, random: np.random.Generator) -> bytes:
     return bytes(damaged)
 
 
-def test_no_flipped_bit_goes_unnoticed(tmp_path: Path) -> None:
+def test_load_of_a_save_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     name, random = tmp_path / 'save', np.random.default_rng(0)
     numbered().save_data(str(name))
     data = name.read_bytes()
@@ -207,7 +205,7 @@ def stock_file(path: Path, shapes: List[int]) -> bytes:
     return path.read_bytes()
 
 
-def test_a_truncated_file_of_the_stock_buffer(tmp_path: Path) -> None:
+def test_load_of_a_truncated_di_engine_file_is_refused(tmp_path: Path) -> None:
     name = tmp_path / 'stock.hkl'
     data = stock_file(name, [3] * 5)
     buffer = filled()
@@ -219,7 +217,7 @@ def test_a_truncated_file_of_the_stock_buffer(tmp_path: Path) -> None:
     assert contents(buffer) == expected
 
 
-def test_stock_elements_of_several_kinds(tmp_path: Path) -> None:
+def test_load_of_mixed_di_engine_elements_is_refused(tmp_path: Path) -> None:
     name = tmp_path / 'stock.hkl'
     stock_file(name, [3, 3, 3, 4])
     buffer = filled()
@@ -229,7 +227,7 @@ def test_stock_elements_of_several_kinds(tmp_path: Path) -> None:
     assert contents(buffer) == expected
 
 
-def test_objects_and_metas_that_a_path_cannot_hold(tmp_path: Path) -> None:
+def test_load_of_objects_into_a_path_is_refused(tmp_path: Path) -> None:
     objects, name = StoreBuffer(5), str(tmp_path / 'objects')
     objects.push('text')
     objects.save_data(name)
@@ -250,7 +248,7 @@ def test_objects_and_metas_that_a_path_cannot_hold(tmp_path: Path) -> None:
     assert [item.meta for item in memory] == [{'what': {1, 2}}]
 
 
-def test_an_error_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_failing_halfway_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = str(tmp_path / 'save')
     numbered().save_data(name)
     buffer = filled_in(tmp_path / 'table')
@@ -271,7 +269,7 @@ def test_an_error_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize('has_path', [False, True])
-def test_who_samples_while_others_are_loaded_has_the_ones_or_the_others(has_path, tmp_path, monkeypatch):
+def test_sample_during_a_load_has_old_or_new_rows_only(has_path, tmp_path, monkeypatch):
     saves = {
         'columns': [{'x': torch.full((3,), i)} for i in range(4)],
         'other columns': [{'y': torch.full((2,), float(i))} for i in range(4)],
@@ -308,9 +306,7 @@ def test_who_samples_while_others_are_loaded_has_the_ones_or_the_others(has_path
 
 
 @pytest.mark.parametrize('other', [torch.zeros(2), torch.zeros(3, dtype=torch.float64), torch.zeros(3, 2)])
-def test_a_sample_that_others_are_loaded_in_is_drawn_again(
-    other: torch.Tensor, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_sample_overtaken_by_a_load_is_drawn_again(other: torch.Tensor, tmp_path: Path, monkeypatch: Any) -> None:
     save, buffer = StoreBuffer(2), StoreBuffer(2)
     for _ in range(2):
         save.push({'x': other})
@@ -333,7 +329,7 @@ def test_a_sample_that_others_are_loaded_in_is_drawn_again(
         assert item.data['x'].shape == other.shape
 
 
-def test_a_buffer_that_is_made_smaller_while_it_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_during_a_resize_keeps_the_newest_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, name = StoreBuffer(200), str(tmp_path / 'save')
     buffer.extend({'r': np.arange(200.0)})
     buffer.save_data(name)
@@ -355,7 +351,7 @@ def test_a_buffer_that_is_made_smaller_while_it_loads(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize('order', ['<', '>'])
-def test_arrays_of_either_byte_order(order: str, tmp_path: Path) -> None:
+def test_load_reads_arrays_of_either_byte_order(order: str, tmp_path: Path) -> None:
     """A ValueError would be taken for a shortage by DI-engine's fetcher, which then waits for ever."""
     buffer = StoreBuffer(10)
     for i in range(4):

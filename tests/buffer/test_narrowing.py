@@ -56,7 +56,7 @@ def either(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures('either')
-def test_all_levels_bit_by_bit() -> None:
+def test_narrow_levels_widen_bit_by_bit() -> None:
     for levels in (LEVELS, torch.arange(256).float().div(255).numpy(), np.arange(256).astype(np.float32) / 255):
         narrowed = narrow(levels.astype(np.float32))
         assert narrowed.tolist() == list(range(256))
@@ -70,7 +70,7 @@ def test_all_levels_bit_by_bit() -> None:
     [-0.0, np.nan, np.inf, -np.inf, -1 / 255, 256 / 255, 0.5, 1e30, -1e30, np.nextafter(LEVELS[7], np.float32(1))],
 )
 @pytest.mark.usefixtures('either')
-def test_anything_else_is_no_level(value: float) -> None:
+def test_narrow_refuses_a_value_between_levels(value: float) -> None:
     values = np.tile(LEVELS, 700)
     values[-3] = value
     assert narrow(values) is None
@@ -78,7 +78,7 @@ def test_anything_else_is_no_level(value: float) -> None:
 
 
 @pytest.mark.usefixtures('either')
-def test_what_others_own_and_what_has_gaps() -> None:
+def test_narrow_accepts_read_only_and_strided_arrays() -> None:
     values = np.tile(LEVELS, (6, 2))
     expected = np.tile(np.arange(256, dtype=np.uint8), (6, 2))
     values.flags.writeable = False
@@ -91,7 +91,7 @@ def test_what_others_own_and_what_has_gaps() -> None:
 
 
 @pytest.mark.usefixtures('either')
-def test_random_floats_are_narrow_only_if_they_come_back() -> None:
+def test_random_floats_are_narrow_only_without_loss() -> None:
     random = np.random.RandomState(0)
     for _ in range(300):
         values = random.randint(0, 1 << 32, 5, dtype=np.uint64).astype(np.uint32).view(np.float32)
@@ -108,7 +108,7 @@ def test_random_floats_are_narrow_only_if_they_come_back() -> None:
 @pytest.mark.parametrize('shift', range(4))
 @pytest.mark.parametrize('num_rows', [3, 700])
 @pytest.mark.usefixtures('either')
-def test_rows_are_widened_to_whatever_place(size: int, shift: int, num_rows: int) -> None:
+def test_widening_writes_rows_to_any_place(size: int, shift: int, num_rows: int) -> None:
     """Few values, and more than caches hold, which are written line by line from where one begins."""
     column = np.random.RandomState(size).randint(0, 256, (50, size)).astype(np.uint8)
     slots = np.arange(num_rows) * 7 % 50
@@ -122,7 +122,7 @@ def test_rows_are_widened_to_whatever_place(size: int, shift: int, num_rows: int
 
 @pytest.mark.parametrize('shape', [(3, 10), (3, 40), (2, 20), (4, 20), (60,), (20, 3)])
 @pytest.mark.usefixtures('either')
-def test_nothing_is_widened_into_an_output_of_another_shape(shape: Tuple[int, ...]) -> None:
+def test_widening_into_another_shape_is_refused(shape: Tuple[int, ...]) -> None:
     """It may belong to columns that another thread has replaced meanwhile."""
     memory = np.full(1000, 7, np.float32)
     size = int(np.prod(shape))
@@ -132,14 +132,14 @@ def test_nothing_is_widened_into_an_output_of_another_shape(shape: Tuple[int, ..
 
 
 @pytest.mark.usefixtures('either')
-def test_no_rows_are_widened_to_none() -> None:
+def test_widening_of_no_rows_gives_an_empty_array() -> None:
     assert gather(np.zeros((50, 2, 10), np.uint8), np.empty(0, np.int64), None).shape == (0, 2, 10)
 
 
 @pytest.mark.usefixtures('either')
 @pytest.mark.parametrize('size', [100, 100_000])
 @pytest.mark.parametrize('layout', ['batch first', 'time first', 'neither'])
-def test_single_rows_go_to_where_they_belong(layout: str, size: int) -> None:
+def test_widening_writes_single_rows_to_their_places(layout: str, size: int) -> None:
     row = np.random.RandomState(0).randint(0, 256, (5, size)).astype(np.uint8)
     memory = np.full(3 * row.size, 7, np.float32)
     out = {
@@ -154,7 +154,7 @@ def test_single_rows_go_to_where_they_belong(layout: str, size: int) -> None:
 
 @pytest.mark.parametrize('size', [0, 1, 15, 16, 70, 4097])
 @pytest.mark.parametrize('shift', range(4))
-def test_steps_are_widened_to_rows_with_gaps_between_them(size: int, shift: int) -> None:
+def test_widening_writes_steps_to_rows_with_gaps(size: int, shift: int) -> None:
     kernels = load_kernels()
     if kernels is None:
         lacking('no numba')
@@ -167,7 +167,7 @@ def test_steps_are_widened_to_rows_with_gaps_between_them(size: int, shift: int)
     assert (memory == 7).sum() == memory.size - row.size
 
 
-def test_steps_of_another_shape_or_with_gaps_are_left_alone() -> None:
+def test_widening_skips_steps_of_another_shape_or_with_gaps() -> None:
     kernels = load_kernels()
     if kernels is None:
         lacking('no numba')
@@ -178,7 +178,7 @@ def test_steps_of_another_shape_or_with_gaps_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize('name', ['gather_freely', 'put_freely', 'narrow_freely', 'widen_many', 'widen_steps'])
-def test_others_run_while_much_is_copied(name: str) -> None:
+def test_widening_of_large_arrays_releases_the_gil(name: str) -> None:
     """Compiled for that, numba's cache must not give what was compiled without."""
     kernels = load_kernels()
     if kernels is None:
@@ -214,7 +214,7 @@ def test_others_run_while_much_is_copied(name: str) -> None:
 
 @pytest.mark.parametrize('num_rows', [1, 700])
 @pytest.mark.usefixtures('either')
-def test_slots_that_are_out_of_range_read_the_nearest(num_rows: int) -> None:
+def test_widening_of_slots_out_of_range_reads_the_nearest(num_rows: int) -> None:
     column = np.repeat(np.arange(3, dtype=np.uint8), 500).reshape(3, 500)
     slots = np.tile([-5, 1, 1 << 60], num_rows)
     assert np.array_equal(gather(column, slots, None)[:, 0], LEVELS[np.tile([0, 1, 2], num_rows)])
@@ -225,7 +225,7 @@ def options(request: Any, tmp_path: Path) -> dict:
     return {'path': str(tmp_path / 'table')} if request.param else {}
 
 
-def test_found_out_by_itself(options: dict) -> None:
+def test_narrow_columns_are_found_automatically(options: dict) -> None:
     buffer = StoreBuffer(20, **options)
     for i in range(5):
         buffer.push(element(i))
@@ -247,7 +247,7 @@ def test_found_out_by_itself(options: dict) -> None:
 
 
 @pytest.mark.parametrize('how', ['push', 'extend', 'update'])
-def test_widened_once_and_nothing_lost(options: dict, how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_narrow_column_is_widened_once_without_loss(options: dict, how: str, caplog: pytest.LogCaptureFixture) -> None:
     buffer = StoreBuffer(10, **options)
     for i in range(12):
         buffer.push(element(i))
@@ -280,7 +280,7 @@ def both(i: int, exact: bool = True) -> ttorch.Tensor:
 
 @pytest.mark.parametrize('how', ['one', 'several'])
 @pytest.mark.usefixtures('either')
-def test_a_later_leaf_that_is_no_frame(options: dict, how: str) -> None:
+def test_narrow_push_with_a_later_unfit_leaf_keeps_rows(options: dict, how: str) -> None:
     """Nothing of the row is written before all of it is looked at: those that it takes the place of are whole."""
     buffer = StoreBuffer(5, **options)
     for i in range(7):
@@ -303,7 +303,7 @@ def test_a_later_leaf_that_is_no_frame(options: dict, how: str) -> None:
 
 
 @pytest.mark.usefixtures('either')
-def test_a_push_that_finds_no_room_to_widen_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_without_room_to_widen_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = StoreBuffer(5)
     for i in range(7):
         buffer.push(both(i))
@@ -320,7 +320,7 @@ def test_a_push_that_finds_no_room_to_widen_changes_nothing(monkeypatch: pytest.
         assert buffer.check() == []
 
 
-def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader begins while the wide column is made, and looks whether its own is narrow when that is in place."""
     shape = (300, 1024)  # So large that rows are copied without a lock.
     table = Table({}, 4, **options)
@@ -355,7 +355,7 @@ def test_read_while_it_is_widened(options: dict, monkeypatch: pytest.MonkeyPatch
     table.close()
 
 
-def test_frames_that_are_none_are_kept_as_they_are() -> None:
+def test_frames_of_other_values_are_kept_wide() -> None:
     buffer = StoreBuffer(5)
     buffer.push(element(1, exact=False))
     assert buffer.table.columns['obs'].dtype == np.float32
@@ -364,7 +364,7 @@ def test_frames_that_are_none_are_kept_as_they_are() -> None:
     assert buffer.table.columns['other'].dtype == np.uint8
 
 
-def test_narrow_in_files_and_in_the_next_process(options: dict, tmp_path: Path) -> None:
+def test_narrow_columns_survive_files_and_restarts(options: dict, tmp_path: Path) -> None:
     buffer = StoreBuffer(10, **options)
     for i in range(14):
         buffer.push(element(i))
@@ -382,7 +382,7 @@ def test_narrow_in_files_and_in_the_next_process(options: dict, tmp_path: Path) 
     assert all(same(item.data.obs, 8 + i) for i, item in enumerate(loaded))
 
 
-def test_lists_of_frames_read_time_first() -> None:
+def test_narrow_lists_of_frames_are_read_time_first() -> None:
     buffer = StoreBuffer(10)
     for i in range(4):
         buffer.push([{'obs': torch.from_numpy(frame(10 * i + t)), 'reward': torch.ones(1)} for t in range(3)])
@@ -398,7 +398,7 @@ def as_columns(rows: Any, exact: bool = True, narrowed: bool = False) -> Any:
 
 
 @pytest.mark.usefixtures('either')
-def test_columns_that_come_narrow(options: dict) -> None:
+def test_narrowed_push_into_narrow_columns_is_equal(options: dict) -> None:
     """Among others that do not, more than there is room for, before and after the column had to be widened."""
     buffer, expected, schema = StoreBuffer(5, **options), [], Schema.infer([element(0)])
     pushes = [(2, True, True), (1, True, False), (9, True, True), (1, False, False), (3, True, True), (7, True, True)]
@@ -419,7 +419,7 @@ def test_columns_that_come_narrow(options: dict) -> None:
     buffer.close()
 
 
-def test_columns_that_come_narrow_where_nothing_is_kept_so(options: dict) -> None:
+def test_narrowed_push_into_wide_columns_is_equal(options: dict) -> None:
     """To buffers of objects, behind middleware, without a schema, and of leaves that are too small."""
     seen: List[Any] = []
 
@@ -447,7 +447,7 @@ def test_columns_that_come_narrow_where_nothing_is_kept_so(options: dict) -> Non
 
 @pytest.mark.parametrize(('name', 'dtype'), [('obs', np.float32), ('there', None)])
 @pytest.mark.parametrize('known', [True, False])
-def test_what_is_no_narrow_column_is_refused(name: str, dtype: Any, known: bool) -> None:
+def test_narrowed_push_of_an_unfit_column_is_refused(name: str, dtype: Any, known: bool) -> None:
     """And nothing changed."""
     buffer, schema = StoreBuffer(5), Schema.infer([element(0)])
     if known:
@@ -467,7 +467,7 @@ def test_what_is_no_narrow_column_is_refused(name: str, dtype: Any, known: bool)
     assert len(counts) == 0
 
 
-def test_a_buffer_that_is_empty_again_decides_again(options: dict) -> None:
+def test_narrow_columns_of_an_emptied_buffer_are_found_anew(options: dict) -> None:
     """What is k/255 is found out for a schema that follows another, too."""
     buffer = StoreBuffer(5, **options)
     buffer.extend({'x': np.ones((2, 3), np.float32)})

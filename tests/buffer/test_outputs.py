@@ -50,7 +50,7 @@ HOLDERS = {
 
 
 @pytest.mark.parametrize('hold', HOLDERS.values(), ids=HOLDERS)
-def test_used_again_only_when_nobody_holds_it(hold: Callable[[dict], Any]) -> None:
+def test_output_is_reused_only_when_released(hold: Callable[[dict], Any]) -> None:
     outputs = WarmOutputs(SPECS)
     arrays = outputs.take(3)
     first = address(arrays)
@@ -62,7 +62,7 @@ def test_used_again_only_when_nobody_holds_it(hold: Callable[[dict], Any]) -> No
     assert first in {address(taken) for taken in [outputs.take(3), outputs.take(3)]}
 
 
-def test_arrays_begin_at_a_line_of_the_caches_as_torchs_do() -> None:
+def test_output_arrays_are_aligned_to_cache_lines() -> None:
     outputs = WarmOutputs({**SPECS, 'frames': (np.dtype(np.float32), (4, 84, 84)), 'name': (np.dtype('U3'), ())})
     for count in (1, 3, 64):
         arrays = outputs.take(count)
@@ -91,7 +91,7 @@ SAMPLES: Dict[str, Callable[[StoreBuffer], Any]] = {
 
 @pytest.mark.parametrize('sample', SAMPLES.values(), ids=SAMPLES)
 @pytest.mark.parametrize('hold', BATCH_HOLDERS.values(), ids=BATCH_HOLDERS)
-def test_of_a_collated_batch_any_part_holds_all(
+def test_output_is_held_by_any_part_of_its_batch(
     hold: Callable[[Any], Any], sample: Callable[[StoreBuffer], Any]
 ) -> None:
     # Tensors are of arrays, some of them views, that were made before: whatever holds one must show there.
@@ -109,7 +109,7 @@ def test_of_a_collated_batch_any_part_holds_all(
     assert first in {each.data.obs.data_ptr() for each in [sample(buffer) for _ in range(MAX_WARM)]}
 
 
-def test_rows_and_sequences_of_as_many_share_what_is_free() -> None:
+def test_output_is_shared_by_rows_and_sequences_of_one_size() -> None:
     buffer = StoreBuffer(100, seed=0)
     buffer.extend({'obs': np.arange(100, dtype=np.float32)})
     addresses = set()
@@ -121,7 +121,7 @@ def test_rows_and_sequences_of_as_many_share_what_is_free() -> None:
     assert len(addresses) == 1
 
 
-def test_columns_that_are_not_narrow_are_gathered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_wide_columns_is_gathered_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one = []
 
     def take_into(column: Any, slots: Any, out: Any, *cold: Any) -> None:
@@ -144,7 +144,7 @@ def test_columns_that_are_not_narrow_are_gathered_at_once(monkeypatch: pytest.Mo
     assert one_by_one == expected
 
 
-def test_a_loop_that_lets_go_uses_one_set() -> None:
+def test_output_released_in_a_loop_is_one_set() -> None:
     outputs = WarmOutputs(SPECS)
     addresses = set()
     for _ in range(20):
@@ -154,7 +154,7 @@ def test_a_loop_that_lets_go_uses_one_set() -> None:
     assert len(addresses) == 1
 
 
-def test_held_batches_all_differ() -> None:
+def test_output_of_held_batches_all_differ() -> None:
     outputs = WarmOutputs(SPECS)
     held = [outputs.take(3) for _ in range(MAX_WARM + 5)]
     for i, arrays in enumerate(held):
@@ -162,7 +162,7 @@ def test_held_batches_all_differ() -> None:
     assert [int(arrays['x'][0, 0]) for arrays in held] == list(range(MAX_WARM + 5))
 
 
-def test_what_was_written_stays_while_the_gradient_is_to_come() -> None:
+def test_output_is_held_until_the_backward_pass() -> None:
     outputs = WarmOutputs(SPECS)
     weight = torch.ones(5, requires_grad=True)
     arrays = outputs.take(2)
@@ -174,7 +174,7 @@ def test_what_was_written_stays_while_the_gradient_is_to_come() -> None:
     assert weight.grad.tolist() == [6.0] * 5
 
 
-def test_shapes_and_sizes() -> None:
+def test_output_has_the_requested_size() -> None:
     outputs = WarmOutputs(SPECS)
     for size in (1, 7, 2, 9, 4, 1):
         arrays = outputs.take(size)

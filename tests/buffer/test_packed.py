@@ -36,7 +36,7 @@ def numbers(buffer: StoreBuffer) -> List[Tuple[str, int, Any]]:
     return [(item.index, number(item.data), item.meta) for item in buffer]
 
 
-def test_what_is_known_of_rows_outlives_their_packing(tmp_path: Path) -> None:
+def test_packed_rows_keep_metas_priorities_and_uses(tmp_path: Path) -> None:
     def opened() -> StoreBuffer:
         sampler = limited(Prioritized(epsilon=0.0, seed=0), max_times_sampled=9)
         return StoreBuffer(10, path=str(tmp_path), sampler=sampler)
@@ -57,7 +57,7 @@ def test_what_is_known_of_rows_outlives_their_packing(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_saves_go_from_memory_to_a_path_and_back(tmp_path: Path) -> None:
+def test_packed_save_loads_into_memory_and_into_a_path(tmp_path: Path) -> None:
     memory, name = StoreBuffer(30), str(tmp_path / 'save')
     for i in range(20):
         memory.push(episode(i), {'i': i})
@@ -89,7 +89,7 @@ def test_saves_go_from_memory_to_a_path_and_back(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
+def test_packed_push_on_a_full_disk_changes_nothing(small_disk: Path) -> None:
     buffer = StoreBuffer(2000, path=str(small_disk / 'kept'))
 
     def fill() -> None:
@@ -112,7 +112,7 @@ def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
     buffer.close()
 
 
-def test_no_torn_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_episodes_are_never_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
     buffer = StoreBuffer(20, path=str(tmp_path))
     for i in range(20):
@@ -136,7 +136,7 @@ def test_no_torn_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     buffer.close()
 
 
-def test_extents_are_those_of_a_bitmap() -> None:
+def test_packed_extents_equal_those_of_a_bitmap() -> None:
     rng, extents, used = random.Random(0), Extents(), {}
     bitmap = np.zeros(1 << 16, bool)
     for step in range(3000):
@@ -161,7 +161,7 @@ def test_extents_are_those_of_a_bitmap() -> None:
     assert extents.end == 0
 
 
-def test_a_file_of_packets_that_was_truncated_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_packed_file_truncated_is_refused_and_not_changed(tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path))
     for i in range(3):
         buffer.push(episode(i))
@@ -181,7 +181,7 @@ def test_a_file_of_packets_that_was_truncated_is_refused_and_left_alone(tmp_path
     buffer.close()
 
 
-def test_nobody_waits_for_who_reads_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_push_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(8):
         buffer.push(episode(i, 100 + i))
@@ -200,7 +200,7 @@ def test_nobody_waits_for_who_reads_episodes(tmp_path: Path, monkeypatch: pytest
     buffer.close()
 
 
-def test_no_packets_are_left_where_no_row_names_them(small_disk: Path) -> None:
+def test_packed_file_without_rows_is_removed(small_disk: Path) -> None:
     buffer = StoreBuffer(200, path=str(small_disk / 'kept'))
     for i in range(200):
         buffer.push([{'obs': torch.full((2000,), i)}])
@@ -236,7 +236,7 @@ def check_damage(buffer: StoreBuffer, row: int, others: List[int]) -> None:
     assert [number(buffer.get_by_index(str(each)).data) for each in others] == others
 
 
-def test_no_flipped_bit_of_an_episode_goes_unnoticed(tmp_path: Path) -> None:
+def test_packed_episode_with_a_flipped_bit_is_found(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(12):
@@ -271,7 +271,7 @@ def test_no_flipped_bit_of_an_episode_goes_unnoticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('name', [packed.PLACE, packed.BYTES])
 @pytest.mark.parametrize('is_opened_again', [False, True])
-def test_a_damaged_place_costs_no_other_row(name: str, is_opened_again: bool, tmp_path: Path) -> None:
+def test_packed_damaged_place_loses_no_other_row(name: str, is_opened_again: bool, tmp_path: Path) -> None:
     for bit in (6, 9, 12, 13, 14, 15, 16, 40, 62, 63):
         path = str(tmp_path / str(bit))
         buffer = StoreBuffer(8, path=path)
@@ -294,7 +294,7 @@ def test_a_damaged_place_costs_no_other_row(name: str, is_opened_again: bool, tm
         buffer.close()
 
 
-def test_bytes_that_two_rows_name_are_freed_once(tmp_path: Path) -> None:
+def test_packed_bytes_of_two_rows_are_freed_once(tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path))
     for i in (1, 5, 5, 5):
         buffer.push(episode(i))
@@ -312,7 +312,7 @@ def test_bytes_that_two_rows_name_are_freed_once(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_packets_of_another_version_are_refused(tmp_path: Path) -> None:
+def test_packed_file_of_another_version_is_refused(tmp_path: Path) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(2):
         buffer.push(episode(i))

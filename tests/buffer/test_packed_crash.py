@@ -90,7 +90,7 @@ def _are_equal(one: List[Dict[str, Any]], other: List[Dict[str, Any]]) -> bool:
     )
 
 
-def test_killed_anywhere(tmp_path: Path) -> None:
+def test_packed_buffer_killed_anywhere_is_sound(tmp_path: Path) -> None:
     found = crash_repeatedly(
         tmp_path / 'replay',
         KILLS,
@@ -131,7 +131,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize('name', CHANGES)
-def test_killed_at_any_line(name: str, tmp_path: Path) -> None:
+def test_packed_buffer_killed_at_any_line_is_sound(name: str, tmp_path: Path) -> None:
     length, change, count, file = CHANGES[name]
     save, model = StoreBuffer(6), StoreBuffer(6, path=str(tmp_path / 'model'))
     for i in range(5):
@@ -187,6 +187,8 @@ class FreesTooEarly(PackedColumn):
 
 
 @pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
-def test_a_wrong_order_is_noticed(wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_buffer_written_in_a_wrong_order_is_found(
+    wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr('ding_store.buffer.elements.non_columnar.PackedColumn', wrong)
     assert noticed(tmp_path / 'replay', worker=EpisodeWorker, verify=verify)

@@ -34,7 +34,7 @@ def peak_bytes(call: Callable[[], Any]) -> int:
         tracemalloc.stop()
 
 
-def test_no_more_than_a_few_episodes_are_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_save_holds_few_episodes_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer, name = StoreBuffer(COUNT, path=str(tmp_path / 'one')), str(tmp_path / 'save')
     for i in range(COUNT):
         buffer.push(large(i), {'i': i})
@@ -88,7 +88,9 @@ def clear(buffer: StoreBuffer) -> None:
 
 @pytest.mark.parametrize('what', [change, load_others, clear])
 @pytest.mark.parametrize('row', [4, 6, 11])
-def test_a_save_is_of_the_last_moment(row: int, what: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_save_during_writes_is_of_one_moment(
+    row: int, what: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = filled(tmp_path / 'some')
     others.extend_elements([episode(100 + i) for i in range(8)])
     others.save_data(str(tmp_path / 'others'))
@@ -111,7 +113,7 @@ def test_a_save_is_of_the_last_moment(row: int, what: Any, tmp_path: Path, monke
     buffer.close()
 
 
-def test_no_flipped_bit_of_a_save_goes_unnoticed(tmp_path: Path) -> None:
+def test_packed_save_with_a_flipped_bit_is_refused(tmp_path: Path) -> None:
     name, random = tmp_path / 'save', np.random.default_rng(0)
     filled(tmp_path / 'table').save_data(str(name))
     data = name.read_bytes()
@@ -134,7 +136,7 @@ def test_no_flipped_bit_of_a_save_goes_unnoticed(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_nothing_damaged_is_saved(tmp_path: Path) -> None:
+def test_packed_save_of_a_damaged_episode_is_refused(tmp_path: Path) -> None:
     buffer, name = filled(tmp_path / 'table'), tmp_path / 'save'
     buffer.save_data(str(name))
     before = name.read_bytes()

@@ -71,7 +71,7 @@ def able():
         lacking('this kernel has no MADV_POPULATE_WRITE (Linux 5.14)')
 
 
-def test_the_next_rows_are_touched_before_they_are_pushed(kind, able):
+def test_page_touching_runs_ahead_of_pushes(kind, able):
     table = table_of(200)
     table.extend(columns(4))
     settle(table)
@@ -85,7 +85,7 @@ def test_the_next_rows_are_touched_before_they_are_pushed(kind, able):
     table.close()
 
 
-def test_each_push_finds_its_rows_touched(kind, able):
+def test_page_touching_covers_the_rows_of_each_push(kind, able):
     table = table_of(300)
     table.extend(columns(10))
     for start in range(10, 300, 10):
@@ -96,7 +96,7 @@ def test_each_push_finds_its_rows_touched(kind, able):
     table.close()
 
 
-def test_a_table_that_was_filled_is_touched_no_more(kind, monkeypatch):
+def test_page_touching_skips_a_full_table(kind, monkeypatch):
     table = table_of(8)
     table.extend(columns(8))
     touched = []
@@ -107,7 +107,7 @@ def test_a_table_that_was_filled_is_touched_no_more(kind, monkeypatch):
     table.close()
 
 
-def test_a_directory_s_table_is_left_to_its_writes(tmp_path, monkeypatch):
+def test_page_touching_skips_tables_with_a_path(tmp_path, monkeypatch):
     touched = []
     monkeypatch.setattr(page_touching.Toucher, 'touch', lambda *arguments: touched.append(arguments))
     table = table_of(64, str(tmp_path / 'table'))
@@ -116,7 +116,7 @@ def test_a_directory_s_table_is_left_to_its_writes(tmp_path, monkeypatch):
     assert touched == []
 
 
-def test_nothing_is_touched_once_there_are_fewer_rows(kind, monkeypatch):
+def test_page_touching_stops_when_the_table_shrinks(kind, monkeypatch):
     """Or a file would have blocks again that were given back."""
     steps, may_go_on = threading.Semaphore(0), threading.Event()
     real = page_touching._C.madvise
@@ -146,7 +146,7 @@ def test_nothing_is_touched_once_there_are_fewer_rows(kind, monkeypatch):
     table.close()
 
 
-def test_without_room_for_a_thread_pushes_go_on(kind, monkeypatch):
+def test_pushes_without_a_touching_thread_succeed(kind, monkeypatch):
     def refuse(*arguments):
         raise RuntimeError("can't start new thread")
 
@@ -158,7 +158,7 @@ def test_without_room_for_a_thread_pushes_go_on(kind, monkeypatch):
     table.close()
 
 
-def test_a_kernel_that_cannot_is_asked_once(kind, monkeypatch):
+def test_page_touching_refused_by_the_kernel_is_not_retried(kind, monkeypatch):
     asked = []
 
     def refuse(*arguments):
@@ -175,7 +175,7 @@ def test_a_kernel_that_cannot_is_asked_once(kind, monkeypatch):
     table.close()
 
 
-def test_a_fork_in_the_middle_of_it():
+def test_page_touching_survives_a_fork():
     table = table_of(400)
     table.extend(columns(16))
     child = os.fork()
@@ -192,7 +192,7 @@ def test_a_fork_in_the_middle_of_it():
     table.close()
 
 
-def test_the_room_that_one_column_has_ahead_is_another_s(small_disk, monkeypatch):
+def test_space_reserved_ahead_is_shared_between_columns(small_disk, monkeypatch):
     monkeypatch.setattr(free_space, 'MEMORY_SHARE', 0)
     monkeypatch.setattr(free_space, 'roomiest_directory', lambda: str(small_disk))
     row_bytes = 1 << 16

@@ -504,7 +504,7 @@ def test_power_cut_anywhere_loses_no_state_of_samplers(directory: Path, monkeypa
     assert found_by_cuts(SAMPLED, directory, monkeypatch, Sampled) == []
 
 
-def test_power_cut_after_a_life_without_fsync_loses_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_cut_after_a_run_without_fsync_loses_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is there when a buffer is opened with ``fsync=True`` is acknowledged then."""
     with watching(directory / 'disk', monkeypatch) as disk:
         path = str(directory / 'disk' / PLACE)

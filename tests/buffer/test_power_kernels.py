@@ -28,20 +28,20 @@ def masses_of(kernels: Any, priorities: np.ndarray, alpha: float, epsilon: float
 
 @pytest.mark.parametrize('alpha', EXPONENTS)
 @pytest.mark.parametrize(('spread', 'error'), [(2, 2e-15), (15, 5e-15), (300, 1e-13)])
-def test_masses(alpha: float, spread: int, error: float, kernels: Any) -> None:
+def test_power_kernel_masses_equal_those_of_numpy(alpha: float, spread: int, error: float, kernels: Any) -> None:
     priorities = 10.0 ** np.random.RandomState(0).uniform(-spread, spread, 20_001)
     np.testing.assert_allclose(masses_of(kernels, priorities, alpha), priorities**alpha, rtol=error)
     np.testing.assert_allclose(masses_of(kernels, priorities, alpha, 0.25), (priorities + 0.25) ** alpha, rtol=error)
 
 
 @pytest.mark.parametrize('alpha', EXPONENTS)
-def test_masses_of_extremes(alpha: float, kernels: Any) -> None:
+def test_power_kernel_masses_of_extremes_equal_numpy(alpha: float, kernels: Any) -> None:
     # What is 0 stays 0, or a row would come that must not; and of alpha 1 a priority is its mass.
     assert alpha < 1 or masses_of(kernels, EXTREMES + 0.1, alpha).tolist() == (EXTREMES + 0.1).tolist()
     np.testing.assert_allclose(masses_of(kernels, EXTREMES, alpha), EXTREMES**alpha, rtol=1e-13, atol=0)
 
 
-def test_a_mass_is_that_of_its_priority_wherever_it_is(kernels: Any) -> None:
+def test_power_kernel_mass_does_not_depend_on_its_place(kernels: Any) -> None:
     # The first ones are made many at a time, the last ones not, and neighbours that are extreme change nothing.
     priorities = 10.0 ** np.random.RandomState(1).uniform(-6, 6, 50)
     alone = np.concatenate([masses_of(kernels, priorities[i : i + 1], 0.6) for i in range(50)])
@@ -52,7 +52,7 @@ def test_a_mass_is_that_of_its_priority_wherever_it_is(kernels: Any) -> None:
 
 
 @pytest.mark.parametrize('beta', EXPONENTS)
-def test_weights(beta: float, kernels: Any) -> None:
+def test_power_kernel_weights_equal_those_of_numpy(beta: float, kernels: Any) -> None:
     random = np.random.RandomState(2)
     masses = 10.0 ** random.uniform(-12, 12, 1000)
     masses[:3] = 1e-150, 1e150, np.nextafter(1e-150, 1)

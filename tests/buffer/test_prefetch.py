@@ -65,7 +65,7 @@ def samplers() -> dict:
 # Under limits rows may be used up between draw and delivery, and others drawn instead.
 @pytest.mark.parametrize('name', sorted(set(samplers()) - {'limited'}))
 @pytest.mark.parametrize('depth', [1, 3, 12])
-def test_the_order_is_that_of_draws(name: str, depth: int) -> None:
+def test_prefetched_batches_come_in_draw_order(name: str, depth: int) -> None:
     plain, ahead = (filled(prefetch=prefetch, sampler=samplers()[name]()) for prefetch in (0, depth))
     for _ in range(10):
         expected, batch = plain.sample_batch(8), ahead.sample_batch(8)
@@ -96,7 +96,7 @@ def test_batches_do_not_depend_on_when_the_thread_ran(name: str) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
-def test_uses_count_when_delivered() -> None:
+def test_prefetched_uses_count_when_delivered() -> None:
     sampler = limited(Uniform(0), max_times_sampled=2)
     buffer = filled(60, prefetch=4, sampler=sampler)
     used: Counter = Counter()
@@ -114,7 +114,7 @@ def test_uses_count_when_delivered() -> None:
 
 
 @pytest.mark.parametrize('depth', [1, 2, 3])
-def test_no_row_comes_more_often_than_it_may(depth: int) -> None:
+def test_prefetched_row_is_sampled_at_most_the_limit(depth: int) -> None:
     sampler = limited(Prioritized(alpha=1.0, epsilon=0.0, seed=0), max_times_sampled=5)
     buffer = filled(40, prefetch=depth, sampler=sampler)
     # A quarter of the mass: twice or so in every batch of 8.
@@ -126,7 +126,7 @@ def test_no_row_comes_more_often_than_it_may(depth: int) -> None:
     assert 0 not in buffer.table.rows_by_age()
 
 
-def test_the_limiter_counts_when_delivered() -> None:
+def test_prefetched_batch_is_limited_when_delivered() -> None:
     limiter = RateLimiter(8, samples_per_insert=1.0, error_buffer=20.0, max_insert=20, max_sample=8, timeout_s=0.01)
     buffer = filled(20, prefetch=3, limiter=limiter)
     buffer.sample_batch(8)
@@ -139,7 +139,7 @@ def test_the_limiter_counts_when_delivered() -> None:
     assert limiter.num_samples == delivered == 32
 
 
-def test_priorities_are_at_most_so_many_batches_old() -> None:
+def test_prefetched_priorities_are_at_most_depth_batches_old() -> None:
     buffer = filled(prefetch=3, sampler=Prioritized(alpha=1.0, seed=0))
     buffer.sample_batch(10)
     buffer.update_priorities(np.arange(100), np.where(np.arange(100) == 42, 1.0, 1e-9))
@@ -148,7 +148,7 @@ def test_priorities_are_at_most_so_many_batches_old() -> None:
     assert counts[3:] == [10, 10]
 
 
-def test_a_batch_given_back_does_not_count_for_beta() -> None:
+def test_prefetched_batch_given_back_does_not_advance_beta() -> None:
     sampler = Prioritized(beta=0.0, beta_anneal_steps=100, seed=0)
     buffer = filled(prefetch=5, sampler=sampler)
     buffer.sample_batch(4)
@@ -158,7 +158,7 @@ def test_a_batch_given_back_does_not_count_for_beta() -> None:
 
 
 @pytest.mark.parametrize('times', [1, 2])
-def test_a_queue(times: int) -> None:
+def test_prefetched_queue_gives_rows_in_order_and_once(times: int) -> None:
     buffer = filled(60, prefetch=3, sampler=limited(Fifo(times), max_times_sampled=times))
     rows = [buffer.sample_batch(6).rows.tolist() for _ in range(2 * times)]
     rows += [
@@ -172,7 +172,7 @@ def test_a_queue(times: int) -> None:
 
 
 @pytest.mark.parametrize('kind', [Fifo, lambda: limited(Fifo(), max_times_sampled=1)])
-def test_a_queue_of_which_others_sample_too_gives_rows_in_order_and_once(kind: Any) -> None:
+def test_prefetched_queue_with_other_samplers_keeps_its_order(kind: Any) -> None:
     buffer = filled(96, prefetch=2, sampler=kind())
     view = buffer.view()  # Of the same queue.
     ways: List[Callable[[], Any]] = [
@@ -185,13 +185,13 @@ def test_a_queue_of_which_others_sample_too_gives_rows_in_order_and_once(kind: A
     assert getattr(buffer.sampler, 'sampler', buffer.sampler).num_missed == 0
 
 
-def test_a_view_that_is_gone_leaves_the_queue_what_it_drew_ahead() -> None:
+def test_prefetched_rows_of_a_deleted_view_return_to_queue() -> None:
     buffer = filled(48, prefetch=2, sampler=Fifo())
     assert buffer.view().sample_batch(8).rows.tolist() == list(range(8))
     assert [buffer.sample_batch(8).rows[0] for _ in range(5)] == [8, 16, 24, 32, 40]
 
 
-def test_what_is_drawn_ahead_of_a_queue_lets_no_insert_in() -> None:
+def test_prefetched_queue_rows_permit_no_insert() -> None:
     limiter = RateLimiter(1, samples_per_insert=1.0, error_buffer=2.0, max_sample=2, timeout_s=0.01)
     buffer = StoreBuffer(1000, prefetch=3, sampler=Fifo(), limiter=limiter)
     for _ in range(6):
@@ -203,7 +203,7 @@ def test_what_is_drawn_ahead_of_a_queue_lets_no_insert_in() -> None:
 
 
 @pytest.mark.parametrize('other', ['close', 'sample sequences'])
-def test_who_waits_for_a_queue_holds_nobody_up(other: str) -> None:
+def test_prefetch_waiting_on_a_queue_blocks_no_other_call(other: str) -> None:
     buffer, went_on = StoreBuffer(100, prefetch=2, sampler=Fifo()), threading.Event()
     buffer.extend({'x': np.arange(96), 'done': np.zeros(96, bool)})
     buffer.sample_batch(8)
@@ -225,7 +225,7 @@ def test_who_waits_for_a_queue_holds_nobody_up(other: str) -> None:
 
 @pytest.mark.parametrize('times', [1, 2])
 @pytest.mark.parametrize('depth', [1, 3])
-def test_a_queue_whose_learner_is_ahead_of_its_collectors(depth: int, times: int) -> None:
+def test_prefetched_queue_ahead_of_collectors_equals_plain(depth: int, times: int) -> None:
     plain, ahead = (StoreBuffer(300, prefetch=prefetch, sampler=Fifo(times)) for prefetch in (0, depth))
     seen: List[list] = [[], []]
     for chunk in (4, 11, 3, 16, 1, 30, 2, 5, 24):
@@ -240,7 +240,7 @@ def test_a_queue_whose_learner_is_ahead_of_its_collectors(depth: int, times: int
     assert ahead.sampler.num_missed == plain.sampler.num_missed == 0
 
 
-def test_queue_of_a_full_table() -> None:
+def test_prefetched_queue_of_a_full_table_counts_missed_rows() -> None:
     buffer = filled(20, size=20, prefetch=2, sampler=Fifo())
     assert buffer.sample_batch(4).rows.tolist() == [0, 1, 2, 3]
     buffer.extend_elements([transition(i) for i in range(20, 27)])  # 4 to 6 leave before their turn.
@@ -249,7 +249,7 @@ def test_queue_of_a_full_table() -> None:
 
 
 @pytest.mark.parametrize('how', ['evict', 'delete', 'clear', 'resize', 'load'])
-def test_rows_that_left_do_not_come(how: str, tmp_path: Path) -> None:
+def test_prefetched_rows_that_were_deleted_are_dropped(how: str, tmp_path: Path) -> None:
     buffer = filled(prefetch=3, seed=0)
     other = StoreBuffer(100)
     other.extend_elements([transition(500 + i) for i in range(100)])
@@ -275,7 +275,7 @@ def test_rows_that_left_do_not_come(how: str, tmp_path: Path) -> None:
         assert batch.data.reward.long().flatten().tolist() == expected.tolist()
 
 
-def test_rows_that_changed_come_as_they_are_now() -> None:
+def test_prefetched_rows_that_changed_are_read_again() -> None:
     buffer = filled(prefetch=4, seed=0)
     buffer.sample_batch(50)
     for i in range(100):
@@ -285,7 +285,7 @@ def test_rows_that_changed_come_as_they_are_now() -> None:
         assert batch.data.reward.long().flatten().tolist() == (1000 + batch.rows).tolist()
 
 
-def test_shortage_and_close() -> None:
+def test_prefetch_after_shortage_or_close_raises() -> None:
     buffer = filled(5, prefetch=2)
     with pytest.raises(NotEnoughData):
         buffer.sample_batch(6)
@@ -301,7 +301,7 @@ def test_shortage_and_close() -> None:
             StoreBuffer(10, prefetch=bad)
 
 
-def test_views_and_copies_sample_ahead_for_themselves() -> None:
+def test_prefetch_is_separate_in_views_and_copies() -> None:
     buffer = filled(prefetch=2, sampler=Fifo())
     view = buffer.view(Fifo())
     assert buffer.sample_batch(3).rows.tolist() == view.sample_batch(3).rows.tolist() == [0, 1, 2]
@@ -310,7 +310,7 @@ def test_views_and_copies_sample_ahead_for_themselves() -> None:
     assert twin.sample_batch(3).rows.tolist() == [3, 4, 5]
 
 
-def test_sequences_and_time_major() -> None:
+def test_prefetched_sequences_and_lists_equal_plain_ones() -> None:
     plain, ahead = StoreBuffer(100, seed=0), StoreBuffer(100, seed=0, prefetch=2)
     for buffer in (plain, ahead):
         for i in range(100):
@@ -334,7 +334,7 @@ def _sample_in_child(buffer: StoreBuffer, out: Any) -> None:
 
 
 @pytest.mark.parametrize('how', ['done', 'meta'])
-def test_sequences_drawn_ahead_whose_rows_changed_sides_do_not_come(how: str) -> None:
+def test_prefetched_sequences_with_changed_rows_are_dropped(how: str) -> None:
     buffer = StoreBuffer(20, seed=0, prefetch=2)
     buffer.extend_elements([{'done': False}] * 20, [{'env': 0}] * 20)
     for row in range(0, 12, 2):
@@ -346,7 +346,7 @@ def test_sequences_drawn_ahead_whose_rows_changed_sides_do_not_come(how: str) ->
             buffer.update(str(row), meta={'env': 1 + row})
 
 
-def test_after_a_fork() -> None:
+def test_prefetch_works_after_a_fork() -> None:
     buffer = filled(prefetch=2, seed=0)
     buffer.sample_batch(8)
     context = multiprocessing.get_context('fork')
@@ -359,7 +359,7 @@ def test_after_a_fork() -> None:
     assert len(buffer.sample_batch(8).rows) == 8
 
 
-def test_while_others_write() -> None:
+def test_prefetch_during_writes_tears_no_row() -> None:
     buffer = filled(200, size=200, prefetch=3)
     done = threading.Event()
 
@@ -379,7 +379,7 @@ def test_while_others_write() -> None:
     assert done.is_set()
 
 
-def test_a_killed_process_leaves_its_table_sound(tmp_path: Path) -> None:
+def test_prefetch_killed_leaves_a_sound_table(tmp_path: Path) -> None:
     path = str(tmp_path / 'rows')
 
     def work(tell: Callable[[], None]) -> None:
@@ -413,7 +413,7 @@ def opened(path: str, kind: str, prefetch: int) -> StoreBuffer:
 
 
 @pytest.mark.parametrize('kind', ['queue', 'random'])
-def test_what_was_drawn_ahead_at_a_kill_is_not_lost_and_counts_for_nothing(kind: str, tmp_path: Path) -> None:
+def test_prefetched_rows_at_a_kill_are_neither_lost_nor_counted(kind: str, tmp_path: Path) -> None:
     path, delivered = str(tmp_path / 'rows'), shared_words(24)
 
     def work(tell: Callable[[], None]) -> None:

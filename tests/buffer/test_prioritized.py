@@ -69,7 +69,7 @@ def test_rows_are_found_by_their_numbers_alone(capacity: int) -> None:
 
 @pytest.mark.parametrize('numba', ['0', '1'])
 @pytest.mark.parametrize('alpha', [0.0, 0.6, 1.0])
-def test_rows_come_in_proportion(alpha: float, numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_drawn_in_proportion_to_priorities(alpha: float, numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, numba)
     table = table_of(40)
     sampler = attached(table, alpha=alpha, epsilon=0.0)
@@ -83,7 +83,7 @@ def test_rows_come_in_proportion(alpha: float, numba: str, monkeypatch: pytest.M
     assert chi_square(counts, np.roll(shares, 13)) > 72.1 or alpha == 0
 
 
-def test_rank_shares() -> None:
+def test_rank_draws_follow_their_shares() -> None:
     table = table_of(40)
     sampler = attached(table, RankPrioritized, alpha=0.7)
     priority = np.random.RandomState(1).permutation(40) + 0.5
@@ -127,7 +127,7 @@ def test_new_rows_share_the_first_ranks() -> None:
 
 
 @pytest.mark.parametrize('changes', [dict(sort_every=7), dict(sort_every=None)])
-def test_ranks_are_sorted_now_and_then(changes: Dict[str, Any]) -> None:
+def test_ranks_are_sorted_at_intervals(changes: Dict[str, Any]) -> None:
     table = table_of(50)
     sampler = attached(table, RankPrioritized, **changes)
     random = np.random.RandomState(0)
@@ -142,7 +142,7 @@ def test_ranks_are_sorted_now_and_then(changes: Dict[str, Any]) -> None:
     assert sampler._counts.sum() == 50
 
 
-def test_importance_weights() -> None:
+def test_importance_weights_follow_their_formula() -> None:
     table = table_of(20)
     sampler = attached(table, alpha=0.7, beta=0.5, beta_anneal_steps=0, epsilon=0.0, beta_end=0.5)
     priority = np.arange(1.0, 21.0)
@@ -190,7 +190,7 @@ def test_new_rows_get_the_largest_priority_seen(kind: Any) -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_updates_of_rows_that_are_gone(kind: Any) -> None:
+def test_updates_of_deleted_rows_are_counted(kind: Any) -> None:
     table = table_of(70)
     sampler = attached(table, kind)
     table.delete(np.array([30]))
@@ -203,7 +203,7 @@ def test_updates_of_rows_that_are_gone(kind: Any) -> None:
     assert sampler.priorities_of(np.arange(70)).tolist() == pytest.approx(before.tolist(), nan_ok=True)
 
 
-def test_of_a_row_that_is_repeated_the_last_priority_counts() -> None:
+def test_update_of_a_repeated_row_keeps_the_last_priority() -> None:
     for kind in BOTH:
         table = table_of(10)
         sampler = attached(table, kind)
@@ -230,7 +230,7 @@ def test_bad_priorities_change_nothing(kind: Any, bad: Any) -> None:
 
 
 @pytest.mark.parametrize('numba', ['0', '1'])
-def test_updates_take_what_array_there_is(numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_updates_accept_any_array_type(numba: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, numba)
     table = table_of(75)
     sampler = attached(table)
@@ -247,7 +247,7 @@ def test_updates_take_what_array_there_is(numba: str, monkeypatch: pytest.Monkey
     assert sampler.priorities_of(np.append(moved, 74)).tolist() == pytest.approx([5.0, 6.0, 7.0])
 
 
-def test_bad_settings() -> None:
+def test_prioritized_invalid_settings_are_refused() -> None:
     for options in (dict(alpha=-0.1), dict(alpha=float('nan')), dict(alpha='x'), dict(beta=1.1), dict(beta_end=None)):
         with pytest.raises(ConfigError, match=next(iter(options))):
             Prioritized(**options)
@@ -265,7 +265,7 @@ def test_bad_settings() -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_shortage(kind: Any) -> None:
+def test_prioritized_sample_from_too_few_rows_raises(kind: Any) -> None:
     table = table_of(0)
     sampler = attached(table, kind)
     for replace in (False, True):
@@ -277,7 +277,7 @@ def test_shortage(kind: Any) -> None:
     assert len(draw(sampler, table, 4, replace=True)) == 4
 
 
-def test_rows_without_mass() -> None:
+def test_rows_of_priority_zero_are_not_drawn() -> None:
     table = table_of(10)
     sampler = attached(table, epsilon=0.0)
     sampler.update(np.arange(10), [0.0] * 10)
@@ -292,7 +292,7 @@ def test_rows_without_mass() -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_ranges_by_age(kind: Any) -> None:
+def test_sample_range_draws_by_age_and_priority(kind: Any) -> None:
     table = table_of(60)
     table.delete(np.array([20, 21]))
     sampler = attached(table, kind)
@@ -311,7 +311,7 @@ def test_ranges_by_age(kind: Any) -> None:
 
 @pytest.mark.parametrize('kind', BOTH)
 @pytest.mark.parametrize('global_seed', [False, True])
-def test_the_same_seed_gives_the_same_draws_with_and_without_numba(
+def test_seeded_draws_are_equal_with_and_without_numba(
     kind: Any, global_seed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(numba: str) -> List[Any]:
@@ -334,7 +334,7 @@ def test_the_same_seed_gives_the_same_draws_with_and_without_numba(
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_state(kind: Any) -> None:
+def test_state_restores_the_sampler(kind: Any) -> None:
     random = np.random.RandomState(0)
     table = table_of(80)
     sampler = attached(table, kind, sort_every=20) if kind is RankPrioritized else attached(table, kind)
@@ -362,7 +362,7 @@ def test_state(kind: Any) -> None:
     assert twin._random.random_sample() == sampler._random.random_sample()
 
 
-def test_states_of_something_else() -> None:
+def test_state_of_another_sampler_is_refused() -> None:
     sampler = attached(table_of(10))
     state = sampler.state()
     for changed in ({'mass': state['mass'][1:]}, {'alpha': np.array(0.1)}):
@@ -375,7 +375,7 @@ def test_states_of_something_else() -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_several_samplers_on_one_table(kind: Any) -> None:
+def test_several_samplers_on_one_table_are_independent(kind: Any) -> None:
     table = table_of(10, 10)
     one, other = attached(table, kind), attached(table, kind)
     one.update(np.arange(10), [1e6] + [1e-6] * 9)
@@ -391,7 +391,7 @@ def test_several_samplers_on_one_table(kind: Any) -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_a_refused_push_leaves_the_priorities(kind: Any) -> None:
+def test_refused_push_leaves_the_priorities(kind: Any) -> None:
     table = table_of(50)
     sampler = attached(table, kind)
     sampler.update(np.arange(50), np.arange(50.0))
@@ -407,7 +407,7 @@ def test_a_refused_push_leaves_the_priorities(kind: Any) -> None:
     assert draw(sampler, table, 45).min() >= 5
 
 
-def test_a_copy_begins_without_a_table() -> None:
+def test_sampler_copy_has_no_table() -> None:
     for kind in BOTH:
         table = table_of(10)
         sampler = attached(table, kind, beta=0.3)
@@ -417,7 +417,7 @@ def test_a_copy_begins_without_a_table() -> None:
         twin.attach(table_of(5).index)
 
 
-def test_mixed_priority() -> None:
+def test_mixed_priority_follows_its_formula() -> None:
     errors = np.array([[1.0, -4.0], [3.0, 0.0]])
     assert mixed_priority(errors).tolist() == pytest.approx([0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2])
     assert mixed_priority(errors, eta=0.0).tolist() == [2.0, 2.0]

@@ -32,7 +32,7 @@ def columns(count: int) -> Any:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_batches_weights_and_updates(kind: Any) -> None:
+def test_batches_have_weights_and_take_updates(kind: Any) -> None:
     buffer = filled(130, kind=kind)
     assert buffer.sampler.has_priorities
     batch = buffer.sample_batch(16)
@@ -53,7 +53,7 @@ def test_batches_weights_and_updates(kind: Any) -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_initial_priorities(kind: Any) -> None:
+def test_pushed_priorities_are_used(kind: Any) -> None:
     buffer = StoreBuffer(50, sampler=kind(seed=0))
     first = buffer.extend(columns(3), priority=[1.0, 2.0, 3.0])
     more = buffer.extend_elements(buffer.gather_batch(first).elements()[:2], priority=np.array([7.0, 0.5]))
@@ -66,7 +66,7 @@ def test_initial_priorities(kind: Any) -> None:
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize('as_list', [False, True])
-def test_priorities_as_policies_have_them(dtype: torch.dtype, as_list: bool) -> None:
+def test_priorities_of_any_policy_type_are_accepted(dtype: torch.dtype, as_list: bool) -> None:
     """With a gradient, in a type that numpy has not, or as a list of tensors; on a GPU it is no other code."""
     buffer = filled(4)
     errors = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=dtype, requires_grad=True)
@@ -94,7 +94,7 @@ def test_bad_priorities_change_nothing() -> None:
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_a_sampler_without_priorities() -> None:
+def test_priority_calls_without_priorities_are_refused() -> None:
     buffer = StoreBuffer(10)
     rows = buffer.extend(columns(3))
     assert buffer.sample_batch(2).weights is None
@@ -104,7 +104,7 @@ def test_a_sampler_without_priorities() -> None:
     assert buffer.count() == 3
 
 
-def test_lists_have_their_weights_in_the_metas_of_the_sample_alone() -> None:
+def test_lists_have_weights_only_in_the_sampled_metas() -> None:
     buffer = filled(20)
     buffer.update_priorities(np.arange(20), np.arange(20.0))
     items = buffer.sample(10)
@@ -114,14 +114,14 @@ def test_lists_have_their_weights_in_the_metas_of_the_sample_alone() -> None:
     assert [buffer.get_by_index(item.index).meta for item in items] == [{}] * 10
 
 
-def test_python_objects_have_priorities_too() -> None:
+def test_python_objects_have_priorities() -> None:
     buffer = StoreBuffer(10, sampler=Prioritized(seed=0, epsilon=0.0))
     rows = [int(buffer.push(text).index) for text in 'abcdef']
     buffer.update_priorities(np.array(rows), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0])
     assert {item.data for item in buffer.sample(5)} == {'c'}
 
 
-def test_views_have_samplers_of_their_own() -> None:
+def test_views_have_their_own_samplers() -> None:
     buffer = filled(20)
     ranked, same = buffer.view(sampler=RankPrioritized(seed=1)), buffer.view()
     buffer.update_priorities(np.arange(20), [1e9] + [0.0] * 19)
@@ -136,7 +136,7 @@ def test_views_have_samplers_of_their_own() -> None:
 
 
 @pytest.mark.parametrize('kind', BOTH)
-def test_a_deep_copy_has_the_priorities_and_draws_the_same(kind: Any) -> None:
+def test_deep_copy_has_the_priorities_and_draws_the_same(kind: Any) -> None:
     buffer = filled(130, kind=kind)
     buffer.delete([str(row) for row in range(40, 60)])
     buffer.update_priorities(np.arange(60, 130), np.linspace(0, 5, 70))
@@ -148,7 +148,7 @@ def test_a_deep_copy_has_the_priorities_and_draws_the_same(kind: Any) -> None:
     assert buffer.sampler.priorities_of(rows).max() == pytest.approx(5.0)
 
 
-def test_writers_learner_and_sampler_at_once() -> None:
+def test_writers_and_learner_in_threads_keep_priorities_valid() -> None:
     buffer = filled(500, size=500)
     failures: List[BaseException] = []
 
@@ -193,7 +193,7 @@ def config(**policy: Any) -> EasyDict:
 
 
 @pytest.mark.parametrize('collate', ['batch', 'list'])
-def test_fetcher(collate: str) -> None:
+def test_data_fetcher_delivers_weights_and_updates(collate: str) -> None:
     buffer, ctx = filled(20), OnlineRLContext()
     fetch = data_fetcher(config(), buffer, collate=collate)
     generator = fetch(ctx)
@@ -211,7 +211,7 @@ def test_fetcher(collate: str) -> None:
     assert buffer.sampler.priorities_of(rows).tolist() == pytest.approx(rows.tolist(), abs=1e-4)
 
 
-def test_fetcher_refusals_and_shortage() -> None:
+def test_data_fetcher_refuses_bad_priorities_and_waits() -> None:
     ctx = OnlineRLContext()
     assert list(data_fetcher(config(), filled(7))(ctx)) == []
     assert ctx.train_data is None
@@ -286,7 +286,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
     buffer.clear()
 
 
-def test_the_config_pipelines_buffer_keeps_its_priorities(tmp_path: Any) -> None:
+def test_wrapper_save_and_load_keep_priorities(tmp_path: Any) -> None:
     def make(size: int = 50, **options: Any) -> StoreBufferWrapper:
         cfg = StoreBufferWrapper.default_config()
         cfg.update(replay_buffer_size=size, **options)

@@ -30,7 +30,7 @@ def is_compiled(buffer: StoreBuffer, element: Any) -> bool:
 
 @pytest.mark.parametrize('make', [dict, ttorch.tensor], ids=['dict', 'tree'])
 @pytest.mark.parametrize('compiled', [True, False])
-def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_push_of_one_element_keeps_its_values(compiled: bool, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     if (load_kernels() is None) == compiled:
         lacking('no numba, which scripts/setup.sh installs')
@@ -47,7 +47,7 @@ def test_elements_come_back_as_they_were(compiled: bool, make: Any, monkeypatch:
 
 
 @pytest.mark.parametrize('size', [1023, 300_001])
-def test_large_elements(size: int) -> None:
+def test_push_of_large_elements_keeps_their_bytes(size: int) -> None:
     """Past the caches, and of more than a megabyte without the interpreter's lock."""
     buffer = StoreBuffer(3)
     for i in range(5):
@@ -60,7 +60,7 @@ def test_large_elements(size: int) -> None:
 
 
 @pytest.mark.parametrize('unusual', ['contiguous', 'transposed', 'gradient'])
-def test_frames_that_are_kept_as_bytes_take_the_same_way(unusual: str) -> None:
+def test_push_of_narrow_frames_keeps_their_values(unusual: str) -> None:
     if load_kernels() is None:
         lacking('no numba, which scripts/setup.sh installs')
 
@@ -94,7 +94,7 @@ def test_frames_that_are_kept_as_bytes_take_the_same_way(unusual: str) -> None:
         ('more', torch.zeros(1)),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, value: Any) -> None:
+def test_push_of_an_unfit_element_is_refused(name: str, value: Any) -> None:
     buffer = StoreBuffer(7)
     fill(buffer, ttorch.tensor, 7)
     element = dict(leaves(7), **{name: value})
@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused(name: str, value: Any) -> None:
     ],
     ids=['transposed', 'gradient', 'parameter', 'strided', 'expanded'],
 )
-def test_unusual_tensors(obs: torch.Tensor) -> None:
+def test_push_of_unusual_tensors_keeps_their_values(obs: torch.Tensor) -> None:
     buffer = StoreBuffer(7)
     fill(buffer, dict, 7)
     buffer.push(dict(leaves(7), obs=obs))
@@ -123,7 +123,7 @@ def test_unusual_tensors(obs: torch.Tensor) -> None:
     assert not buffer.get(-1).data['obs'].requires_grad
 
 
-def test_negation_that_is_put_off() -> None:
+def test_push_of_a_lazily_negated_tensor_keeps_its_values() -> None:
     buffer = StoreBuffer(7)
     buffer.push({'x': torch.zeros(1)})
     negative = torch.tensor([3 + 4j]).conj().imag
@@ -132,7 +132,7 @@ def test_negation_that_is_put_off() -> None:
     assert buffer.get(-1).data['x'].item() == -4
 
 
-def test_what_is_missing_or_none_widens_the_schema_as_ever() -> None:
+def test_push_of_a_missing_leaf_widens_the_schema() -> None:
     buffer = StoreBuffer(7)
     fill(buffer, dict, 2)
     buffer.push(dict(leaves(2), obs=None))
@@ -141,7 +141,7 @@ def test_what_is_missing_or_none_widens_the_schema_as_ever() -> None:
     assert [item.data['obs'] is None for item in buffer] == [False, False, True, False]
 
 
-def test_metas_of_rows_that_left_are_not_those_of_new_ones() -> None:
+def test_push_into_a_used_slot_has_no_old_meta() -> None:
     buffer = StoreBuffer(2)
     buffer.push(leaves(0), {'env': 1})
     buffer.push(leaves(1), {'env': 2})
@@ -149,7 +149,7 @@ def test_metas_of_rows_that_left_are_not_those_of_new_ones() -> None:
     assert [item.meta for item in buffer] == [{'env': 2}, {}]
 
 
-def test_deleted_rows_in_the_order_of_age() -> None:
+def test_push_after_deletes_keeps_the_order_of_age() -> None:
     buffer = StoreBuffer(5)
     fill(buffer, dict, 5)
     buffer.delete(['0', '1', '3'])
@@ -159,7 +159,7 @@ def test_deleted_rows_in_the_order_of_age() -> None:
     assert [item.index for item in buffer] == ['7', '8', '9', '10', '11']
 
 
-def test_samplers_and_other_columns_follow() -> None:
+def test_push_updates_samplers_and_other_columns() -> None:
     sampler = Prioritized(seed=0)
     buffer = StoreBuffer(8, sampler=sampler)
     fill(buffer, dict, 12)
@@ -171,7 +171,7 @@ def test_samplers_and_other_columns_follow() -> None:
     assert torch.equal(batch.data.action, torch.as_tensor(batch.rows))
 
 
-def test_a_table_that_survives_takes_the_way_that_can_be_killed(tmp_path: Any) -> None:
+def test_push_into_a_path_uses_the_crash_safe_code(tmp_path: Any) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path / 'table'))
     fill(buffer, dict, 6)
     assert not is_compiled(buffer, leaves(0))

@@ -18,7 +18,7 @@ from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
 
 
-def test_no_sample_before_the_minimal_size() -> None:
+def test_sample_before_the_minimal_size_times_out() -> None:
     limiter = RateLimiter(3, timeout_s=0)
     limiter.await_can_insert()
     limiter.await_can_insert()
@@ -29,7 +29,7 @@ def test_no_sample_before_the_minimal_size() -> None:
     assert limiter.state() == {'num_inserts': 3, 'num_samples': 1}
 
 
-def test_the_ratio_holds_within_the_tolerance() -> None:
+def test_ratio_holds_within_the_tolerance() -> None:
     limiter = RateLimiter(10, samples_per_insert=2, error_buffer=8, max_sample=4, timeout_s=0)
     for _ in range(14):
         limiter.await_can_insert()
@@ -58,12 +58,12 @@ def test_the_ratio_holds_within_the_tolerance() -> None:
         dict(min_size_to_sample=1, samples_per_insert=4, error_buffer=float('nan')),
     ],
 )
-def test_bad_settings(arguments: dict) -> None:
+def test_limiter_invalid_settings_are_refused(arguments: dict) -> None:
     with pytest.raises(ConfigError):
         RateLimiter(**arguments)
 
 
-def test_what_can_deadlock_is_refused_with_its_numbers() -> None:
+def test_limiter_that_can_deadlock_is_refused_with_numbers() -> None:
     with pytest.raises(ConfigError, match=r'error_buffer \(40\) must be at least 64 .*=4, .*_insert=16 and .*=64'):
         RateLimiter(100, samples_per_insert=4, error_buffer=40, max_insert=16, max_sample=64)
     RateLimiter(100, samples_per_insert=4, error_buffer=64, max_insert=16, max_sample=64)
@@ -125,7 +125,7 @@ def can_deadlock(least: int, ratio: float, error: int, max_insert: int, batch: i
     batch=st.integers(1, 10),
     is_queue=st.booleans(),
 )
-def test_exactly_what_can_deadlock_is_refused(
+def test_limiter_is_refused_exactly_if_it_can_deadlock(
     least: int, ratio: int, error: int, max_insert: int, batch: int, is_queue: bool
 ) -> None:
     refused = False
@@ -147,7 +147,7 @@ def test_exactly_what_can_deadlock_is_refused(
     max_insert=st.integers(1, 4),
     batch=st.integers(1, 10),
 )
-def test_no_broken_ratio_that_can_deadlock_is_taken(
+def test_limiter_fractional_ratio_that_deadlocks_is_refused(
     least: int, quarters: int, error: int, max_insert: int, batch: int
 ) -> None:
     try:
@@ -157,7 +157,7 @@ def test_no_broken_ratio_that_can_deadlock_is_taken(
     assert not can_deadlock(least, quarters / 4, error, max_insert, batch, None)
 
 
-def test_a_minimal_size_below_the_batch() -> None:
+def test_minimal_size_below_the_batch_keeps_the_ratio() -> None:
     buffer = StoreBuffer(100, limiter=RateLimiter(1, 8, error_buffer=64, max_sample=64, timeout_s=0))
     for i in range(64):
         buffer.push({'x': torch.tensor([float(i)])})
@@ -192,7 +192,7 @@ def of_a_queue(buffer: StoreBuffer) -> Callable[[], Any]:
         lambda buffer: lambda: buffer.sample_batch(8, sample_range=slice(0, -20)),
     ],
 )
-def test_what_finds_too_little_lets_inserts_in(made: Any) -> None:
+def test_sample_that_finds_too_few_rows_permits_inserts(made: Any) -> None:
     buffer = StoreBuffer(400, seed=0, limiter=RateLimiter(1, 1, 4, max_sample=8, timeout_s=0))
     sample, columns, num_samples = made(buffer), steps(300), 0
 
@@ -216,7 +216,7 @@ def test_what_finds_too_little_lets_inserts_in(made: Any) -> None:
         insert_all()
 
 
-def test_a_shortage_lets_one_insert_in() -> None:
+def test_shortage_permits_one_insert() -> None:
     limiter = RateLimiter(2, 1, 4, max_sample=4, timeout_s=0)
     limiter.load_state({'num_inserts': 6, 'num_samples': 0})
 
@@ -257,7 +257,7 @@ SAMPLERS = {
 
 @settings(max_examples=15 * MORE, deadline=None)
 @given(data=st.data())
-def test_one_side_can_always_go_on(data: Any) -> None:
+def test_insert_or_sample_can_always_proceed(data: Any) -> None:
     times = data.draw(st.integers(1, 4))
     ratio = data.draw(st.sampled_from([ratio for ratio in (0.1, 0.5, 1.0, 3.0) if ratio <= times]))
     max_insert, batch, least = (data.draw(st.integers(1, 9)) for _ in range(3))
@@ -285,7 +285,7 @@ def test_one_side_can_always_go_on(data: Any) -> None:
 
 @settings(max_examples=50 * MORE, deadline=None)
 @given(data=st.data())
-def test_the_ratio_stays_within_the_tolerance_whatever_is_asked_for(data: Any) -> None:
+def test_ratio_stays_within_the_tolerance_for_any_requests(data: Any) -> None:
     ratio = data.draw(st.sampled_from([0.1, 0.5, 1.0, 3.0, 8.0]))
     max_insert, max_sample, size = (data.draw(st.integers(1, 9)) for _ in range(3))
     error = tolerance(ratio, max_insert, max_sample)
@@ -301,7 +301,7 @@ def test_the_ratio_stays_within_the_tolerance_whatever_is_asked_for(data: Any) -
             assert -error - 1e-9 <= difference <= most + 1e-9
 
 
-def test_two_threads_keep_to_the_ratio() -> None:
+def test_ratio_holds_between_two_threads() -> None:
     limiter = RateLimiter(20, samples_per_insert=2, error_buffer=20, max_sample=8, timeout_s=60)
     buffer = StoreBuffer(1000, seed=0, limiter=limiter)
     differences, errors = [], []
@@ -328,7 +328,7 @@ def test_two_threads_keep_to_the_ratio() -> None:
     assert limiter.state() == {'num_inserts': 400, 'num_samples': 97 * 8}
 
 
-def test_a_waiting_sample_is_woken() -> None:
+def test_waiting_sample_is_woken() -> None:
     limiter = RateLimiter(2, timeout_s=60)
     buffer = StoreBuffer(10, limiter=limiter)
     buffer.push({'x': torch.zeros(1)})
@@ -340,7 +340,7 @@ def test_a_waiting_sample_is_woken() -> None:
     assert len(got) == 1
 
 
-def test_what_fails_is_not_counted() -> None:
+def test_failed_push_or_sample_is_not_counted() -> None:
     buffer = StoreBuffer(10, limiter=RateLimiter(1, max_insert=5, max_sample=9, timeout_s=0))
     buffer.extend_elements([{'x': torch.zeros(2)}] * 4)
     with pytest.raises(SchemaMismatch):
@@ -352,7 +352,7 @@ def test_what_fails_is_not_counted() -> None:
     assert buffer.limiter.state() == {'num_inserts': 9, 'num_samples': 3}
 
 
-def test_counts_go_on() -> None:
+def test_limiter_continues_loaded_counts() -> None:
     limiter = RateLimiter(1, timeout_s=0)
     limiter.load_state({'num_inserts': 5, 'num_samples': 2})
     limiter.await_can_sample()
@@ -461,7 +461,7 @@ def rows_without_counts(directory: Path) -> dict:
 
 
 @pytest.mark.parametrize('way', rows_without_counts(Path()))
-def test_limiter_of_rows_without_counts_begins_anew(way: str, tmp_path: Path) -> None:
+def test_limiter_of_rows_without_counts_restarts(way: str, tmp_path: Path) -> None:
     buffer = rows_without_counts(tmp_path)[way]()
     assert len(buffer.sample_batch(8).rows) == 8
     buffer.push({'x': torch.zeros(1)})
@@ -469,7 +469,7 @@ def test_limiter_of_rows_without_counts_begins_anew(way: str, tmp_path: Path) ->
     buffer.close()
 
 
-def test_limiter_of_a_cleared_buffer_begins_anew() -> None:
+def test_limiter_of_a_cleared_buffer_restarts() -> None:
     buffer = StoreBuffer(100, limiter=loop_limiter())
     for _ in range(3):
         go_on(buffer)

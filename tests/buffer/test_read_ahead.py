@@ -24,7 +24,7 @@ def filled(path, shape=ROW):
     return buffer
 
 
-def test_after_pages_were_missing_whole_rows_are_asked_for(tmp_path, advice, monkeypatch):
+def test_read_ahead_after_page_faults_requests_whole_rows(tmp_path, advice, monkeypatch):
     monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
     buffer = filled(str(tmp_path / 'table'))
     buffer.sample_batch(4)
@@ -37,7 +37,7 @@ def test_after_pages_were_missing_whole_rows_are_asked_for(tmp_path, advice, mon
     buffer.close()
 
 
-def test_none_while_memory_holds_them_nor_for_small_rows(tmp_path, advice, monkeypatch):
+def test_read_ahead_skips_cached_and_small_rows(tmp_path, advice, monkeypatch):
     monkeypatch.setattr(column_memory, '_num_disk_faults', lambda: 0)
     buffer = filled(str(tmp_path / 'large'))
     for _ in range(3):

@@ -29,7 +29,7 @@ def both(make: Any, monkeypatch: pytest.MonkeyPatch) -> List[Any]:
 
 
 @pytest.mark.parametrize('seed', range(4))
-def test_rows_leave_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_kernel_eviction_equals_numpy(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     indexes = both(lambda: RowIndex(60), monkeypatch)
     assert [index.kernels is not None for index in indexes] == [True, False]
     random = np.random.RandomState(seed)
@@ -50,7 +50,7 @@ def test_rows_leave_alike(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize('length', [1, 3, 33])
-def test_windows_are_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_kernel_windows_equal_numpy(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def make() -> SequenceIndex:
         buffer = StoreBuffer(400)
         random = np.random.RandomState(1)
@@ -76,7 +76,7 @@ def test_windows_are_alike(length: int, monkeypatch: pytest.MonkeyPatch) -> None
         assert index.windows(starts[there], length)[1] is None
 
 
-def test_rows_that_are_where_they_were() -> None:
+def test_row_kernel_finds_rows_in_their_slots() -> None:
     kernels = load_kernels()
     assert kernels is not None
     row_of_slot = np.arange(100, 200)

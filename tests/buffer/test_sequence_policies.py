@@ -143,7 +143,7 @@ def sampled(buffer: StoreBuffer, kind: str) -> Any:
 
 
 @pytest.mark.parametrize('kind', ['steps', 'dicts', 'lists'])
-def test_losses_are_those_of_lists(case: Any, kind: str) -> None:
+def test_sequence_batch_losses_equal_those_of_lists(case: Any, kind: str) -> None:
     make, step = case
     if kind == 'lists' and step is qmix_step:
         pytest.skip('DI-engine itself cannot collate lists of trees whose prev_state is a list')
@@ -166,7 +166,7 @@ def test_losses_are_those_of_lists(case: Any, kind: str) -> None:
 
 
 @pytest.mark.parametrize('kind', ['steps', 'dicts'])
-def test_nothing_is_copied(kind: str) -> None:
+def test_sequence_batch_is_collated_without_a_copy(kind: str) -> None:
     data = sampled(filled(r2d2_step, kind), kind).data
     collated = timestep_collate(data)
     assert collated['obs'].shape == (T, B, OBS)
@@ -189,7 +189,7 @@ def test_elements_are_views_of_the_batch_and_may_be_changed() -> None:
 
 
 @pytest.mark.parametrize('kind', ['steps', 'dicts'])
-def test_a_batch_whose_elements_were_seen_is_free_when_let_go(kind: str) -> None:
+def test_sequence_batch_released_after_use_is_reused(kind: str) -> None:
     buffer = filled(r2d2_step, kind)
     gc.disable()
     try:

@@ -38,7 +38,7 @@ def starts_among(rows: Any, length: int = LENGTH) -> List[int]:
     return [w[0] for w in windows if set(w) <= live and len({row // 3 // 30 for row in w}) == 1]
 
 
-def test_starts_come_in_proportion_to_their_priorities() -> None:
+def test_sequence_starts_are_drawn_in_proportion() -> None:
     buffer = filled(360, size=300, beta=0.5, beta_end=0.5)
     buffer.sample_sequences(1, LENGTH, 'env')
     starts = np.array(starts_among(buffer.table.rows_by_age()))
@@ -63,7 +63,7 @@ def test_starts_come_in_proportion_to_their_priorities() -> None:
     assert ((found - wanted)[there] ** 2 / wanted[there]).sum() < freedom + 5 * (2 * freedom) ** 0.5
 
 
-def test_priorities_pushed_before_their_sequence_is_whole() -> None:
+def test_priorities_pushed_before_their_sequence_ends_count() -> None:
     buffer = StoreBuffer(100, sampler=SequencePrioritized(alpha=1.0, epsilon=0.0, seed=0))
     buffer.extend(columns(0, 12), priority=np.arange(12.0))
     with pytest.raises(NotEnoughData):
@@ -77,7 +77,7 @@ def test_priorities_pushed_before_their_sequence_is_whole() -> None:
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
-def test_below_a_limit_of_age(prefetch: int, tmp_path: Path) -> None:
+def test_sequence_priorities_work_with_max_age(prefetch: int, tmp_path: Path) -> None:
     for life in range(2):
         sampler = SequencePrioritized(alpha=1.0, epsilon=0.0, seed=0)
         limits = limited(sampler, max_age=1, version='version')
@@ -100,7 +100,7 @@ def test_below_a_limit_of_age(prefetch: int, tmp_path: Path) -> None:
         buffer.close()
 
 
-def test_new_starts_get_the_largest_priority_and_gone_ones_are_counted() -> None:
+def test_new_starts_get_the_largest_priority() -> None:
     buffer = filled(30, size=40)
     batch = buffer.sample_sequences(4, LENGTH, 'env', burn_in=1)
     assert batch.rows.shape == (LENGTH + 1, 4)
@@ -118,7 +118,7 @@ def test_new_starts_get_the_largest_priority_and_gone_ones_are_counted() -> None
     assert buffer.sampler.max_priority == 50.0
 
 
-def test_with_overlap_and_ahead() -> None:
+def test_sequence_priorities_work_with_overlap_and_prefetch() -> None:
     plain = filled(270)
     ahead = StoreBuffer(1000, sampler=SequencePrioritized(alpha=1.0, epsilon=0.0, seed=1), prefetch=2)
     ahead.extend(columns(0, 270))
@@ -156,7 +156,7 @@ def test_priorities_stay_through_a_resize_and_a_change_of_dones(size: int) -> No
     assert twin.sample_sequences(8, LENGTH, 'env').rows.shape == (LENGTH, 8)
 
 
-def test_they_outlive_the_process(tmp_path: Path) -> None:
+def test_sequence_priorities_survive_a_restart(tmp_path: Path) -> None:
     buffer = filled(90, path=str(tmp_path))
     starts = buffer.sample_sequences(8, LENGTH, 'env').rows[0]
     buffer.update_priorities(starts, starts + 2.0)
@@ -168,7 +168,7 @@ def test_they_outlive_the_process(tmp_path: Path) -> None:
     again.close()
 
 
-def test_misuse() -> None:
+def test_sequence_priorities_refuse_other_samples() -> None:
     buffer = filled(90)
     for sample in (lambda: buffer.sample_batch(2), lambda: buffer.sample(2)):
         with pytest.raises(TypeError, match='Call sample_sequences'):

@@ -50,7 +50,7 @@ SAMPLERS = [lambda: Uniform(0), lambda: SequencePrioritized(seed=0)]
 @pytest.mark.parametrize('prefetch', [0, 2])
 @pytest.mark.parametrize('how', [{}, {'overlap': 1}, {'replace': True}, {'overlap': 0, 'replace': True}], ids=str)
 @pytest.mark.parametrize('make', SAMPLERS, ids=['uniform', 'prioritized'])
-def test_no_sequence_comes_more_often(make: Any, how: dict, prefetch: int) -> None:
+def test_sequence_is_sampled_at_most_the_limit(make: Any, how: dict, prefetch: int) -> None:
     buffer = filled(limited(make(), max_times_sampled=3), prefetch=prefetch)
     every = {0: 8, 1: 4, 2: 3}[0 if how.get('overlap') is None else 2 - how['overlap']]
     uses = used(buffer, **how)
@@ -68,7 +68,7 @@ def test_no_sequence_comes_more_often(make: Any, how: dict, prefetch: int) -> No
     assert buffer.check() == []
 
 
-def test_priorities_below_a_limit() -> None:
+def test_sequence_uses_limit_prioritized_starts() -> None:
     buffer = filled(limited(SequencePrioritized(alpha=1.0, epsilon=0.0, seed=0), max_times_sampled=5))
     buffer.sample_sequences(1, LENGTH, 'env')
     buffer.update_priorities(np.arange(40), np.where(np.arange(40) == 7, 1e6, 1e-3))
@@ -78,7 +78,7 @@ def test_priorities_below_a_limit() -> None:
     assert 7 not in buffer.sample_sequences(8, LENGTH, 'env').rows[0]
 
 
-def test_other_views_have_all_sequences() -> None:
+def test_sequence_uses_are_counted_per_view() -> None:
     buffer = filled(limited(Uniform(0), max_times_sampled=1))
     view = buffer.view(limited(Uniform(1), max_times_sampled=2))
     assert sum(used(buffer, 1).values()) == 32
@@ -88,7 +88,7 @@ def test_other_views_have_all_sequences() -> None:
 
 @pytest.mark.parametrize('size', [25, 90])
 @pytest.mark.parametrize('make', SAMPLERS, ids=['uniform', 'prioritized'])
-def test_after_a_resize_a_change_of_dones_and_in_a_copy(make: Any, size: int) -> None:
+def test_sequence_uses_survive_resize_done_change_and_copy(make: Any, size: int) -> None:
     """What the sets of starts are made anew by, and what has them in other slots."""
     buffer = filled(limited(make(), max_times_sampled=2), size=50)
     before = Counter(buffer.sample_sequences(4, LENGTH, 'env').rows[0].tolist())
@@ -108,7 +108,7 @@ def test_after_a_resize_a_change_of_dones_and_in_a_copy(make: Any, size: int) ->
 
 
 @pytest.mark.parametrize('make', SAMPLERS, ids=['uniform', 'prioritized'])
-def test_they_outlive_the_process(make: Any, tmp_path: Path) -> None:
+def test_sequence_uses_survive_a_restart(make: Any, tmp_path: Path) -> None:
     uses: Counter = Counter()
     for _ in range(6):
         buffer = StoreBuffer(60, sampler=limited(make(), max_times_sampled=2), path=str(tmp_path))
@@ -127,7 +127,7 @@ def test_they_outlive_the_process(make: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('how', ['reopened', 'resized', 'a change of done', 'another length first'])
 @pytest.mark.parametrize('make', SAMPLERS, ids=['uniform', 'prioritized'])
-def test_what_is_left_comes_as_often_as_before(make: Any, how: str, tmp_path: Path) -> None:
+def test_sequences_left_stay_equally_likely(make: Any, how: str, tmp_path: Path) -> None:
     """Though most starts are used up, and are starts again in a set that was made anew."""
     if how.startswith('another') and isinstance(make(), SequencePrioritized):
         pytest.skip('it draws sequences of one length')
@@ -160,7 +160,7 @@ def test_what_is_left_comes_as_often_as_before(make: Any, how: str, tmp_path: Pa
     buffer.close()
 
 
-def test_each_limited_view_has_its_own_starts_while_it_is_there() -> None:
+def test_sequence_starts_of_a_limited_view_end_with_the_view() -> None:
     buffer = filled(Uniform(0))
     index = buffer._elements.sequences.index('env', 'done')
     made: list = []

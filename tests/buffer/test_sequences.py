@@ -47,7 +47,7 @@ def chi_square(counts: Counter, expected: List[int]) -> float:
 
 
 @pytest.mark.parametrize('replace', [True, False])
-def test_every_start_is_equally_likely(replace: bool) -> None:
+def test_sequence_starts_are_equally_likely(replace: bool) -> None:
     buffer = filled(360, size=300)
     buffer.sample_sequences(1, 5, 'env')  # From now on it sees who leaves, and whose they were.
     buffer.delete([str(row) for row in (100, 101, 250)])
@@ -60,7 +60,7 @@ def test_every_start_is_equally_likely(replace: bool) -> None:
 
 
 @pytest.mark.parametrize('size', [170, 300, 301, 700])
-def test_after_a_resize_the_starts_are_those_of_the_rows_there_are(size: int) -> None:
+def test_sequence_starts_after_a_resize_are_live_rows(size: int) -> None:
     buffer = filled(360, size=300)
     buffer.sample_sequences(1, 5, 'env')
     buffer.sample_episodes(1, 'env')
@@ -83,7 +83,7 @@ def test_after_a_resize_the_starts_are_those_of_the_rows_there_are(size: int) ->
 
 
 @pytest.mark.parametrize('size', [20, 300])
-def test_rows_that_came_between_a_sample_and_a_resize_come_in_their_order(size: int) -> None:
+def test_rows_pushed_before_a_resize_keep_their_order(size: int) -> None:
     buffer = StoreBuffer(100, seed=5)
     for count in (60, 18, 3, 15):
         buffer.extend(columns(buffer.table.next_row, count, every=1000))
@@ -120,7 +120,7 @@ def test_groups_and_starts_of_groupby_are_equally_likely() -> None:
         assert abs(chi_square(of_key, list(range(count))) - (count - 1)) < 5 * (2 * count) ** 0.5
 
 
-def test_time_major_with_burn_in() -> None:
+def test_sequences_with_burn_in_are_time_major() -> None:
     batch = filled(300).sample_sequences(4, 6, 'env', burn_in=3)
     assert batch.data['row'].shape == (9, 4)
     assert (np.diff(batch.rows, axis=0) == 3).all()
@@ -129,7 +129,7 @@ def test_time_major_with_burn_in() -> None:
 
 
 @pytest.mark.parametrize('make', [dict, ttorch.Tensor])
-def test_batches_of_tensors_alone_are_as_others(make: Any) -> None:
+def test_sequence_batches_of_tensors_equal_nested_ones(make: Any) -> None:
     """Which are made of views that are kept."""
     leaves = {
         'obs': torch.randn(60, 3),
@@ -157,12 +157,12 @@ def test_batches_of_tensors_alone_are_as_others(make: Any) -> None:
         assert torch.equal(one.data[1]['obs'][-1], one.data.obs[-1, 1])
 
 
-def test_overlapping_cuts() -> None:
+def test_overlapping_sequences_start_at_fixed_steps() -> None:
     starts = starts_of(filled(360), 200, 4, 10, overlap=4, replace=True)
     assert {row // 3 % 30 for row in starts} == {0, 6, 12, 18}
 
 
-def test_seeded() -> None:
+def test_seeded_sequences_repeat() -> None:
     def draw() -> list:
         buffer = filled(300)
         return [buffer.sample_sequences(4, 5, 'env').rows.tolist() for _ in range(3)]
@@ -170,7 +170,7 @@ def test_seeded() -> None:
     assert draw() == draw()
 
 
-def test_groups_by_several_columns_do_not_mix() -> None:
+def test_sequences_of_several_group_columns_do_not_mix() -> None:
     buffer = StoreBuffer(500, seed=0)
     rows = np.arange(400)
     buffer.extend({'collector': rows % 2, 'env': rows // 2 % 3, 'done': np.zeros(400, bool)})
@@ -180,7 +180,7 @@ def test_groups_by_several_columns_do_not_mix() -> None:
     assert (np.diff(batch.rows, axis=0) == 6).all()
 
 
-def test_changed_rows_are_seen() -> None:
+def test_sequences_follow_updated_rows() -> None:
     buffer = filled(90, every=1000)
     assert len(starts_of(buffer, 300, 16, 20)) == 3 * 11
     item = buffer.get_by_index('45')
@@ -191,7 +191,7 @@ def test_changed_rows_are_seen() -> None:
     assert {row for row in starts if row % 3 == 1} == set(range(1, 33, 3))
 
 
-def test_metas_that_move_a_row_are_seen() -> None:
+def test_sequences_follow_updated_metas() -> None:
     buffer = StoreBuffer(50, seed=0)
     for i in range(10):
         buffer.push({'done': torch.tensor([False])}, {'env': i % 2})
@@ -202,7 +202,7 @@ def test_metas_that_move_a_row_are_seen() -> None:
     assert starts_of(buffer, 5, 1, 5) == Counter({1: 5})
 
 
-def test_rows_that_nobody_saw_break_sequences() -> None:
+def test_rows_evicted_before_indexing_break_sequences() -> None:
     buffer = filled(8, size=12, envs=1)
     buffer.sample_sequences(1, 2, 'env')
     buffer.extend(columns(8, 30, envs=1))
@@ -211,7 +211,7 @@ def test_rows_that_nobody_saw_break_sequences() -> None:
         buffer.sample_episodes(1, 'env')
 
 
-def test_whole_episodes() -> None:
+def test_sample_episodes_returns_whole_episodes() -> None:
     buffer = StoreBuffer(100, seed=0)
     lengths = [3, 7, 1, 5]
     for episode, length in enumerate(lengths):
@@ -231,7 +231,7 @@ def test_whole_episodes() -> None:
         buffer.sample_episodes(5, 'episode')
 
 
-def test_after_many_deletes_only_what_is_there_comes() -> None:
+def test_sequences_after_many_deletes_have_live_rows_only() -> None:
     buffer = filled(900, every=10_000)
     buffer.sample_sequences(8, 4, 'env')
     buffer.delete([str(row) for row in range(900) if row // 3 % 20 < 18])
@@ -240,7 +240,7 @@ def test_after_many_deletes_only_what_is_there_comes() -> None:
     assert len(starts_of(buffer, 100, 5, 2)) == 45
 
 
-def test_views_and_copies() -> None:
+def test_sequence_starts_of_views_and_copies_are_their_rows() -> None:
     buffer = filled(300)
     buffer.sample_sequences(2, 3, 'env')
     view, twin = buffer.view(), copy.deepcopy(buffer)
@@ -263,14 +263,14 @@ def test_views_and_copies() -> None:
         (dict(length=3, size=0), TypeError, 'size'),
     ],
 )
-def test_bad_input(arguments: dict, error: type, message: str) -> None:
+def test_sequence_arguments_that_are_invalid_are_refused(arguments: dict, error: type, message: str) -> None:
     buffer = StoreBuffer(50)
     buffer.extend({**columns(0, 30), 'wide': np.zeros((30, 2), np.float32)})
     with pytest.raises(error, match=message):
         buffer.sample_sequences(**{'size': 2, 'groupby': 'env', **arguments})
 
 
-def test_objects_and_rows_that_are_no_sequences_are_refused() -> None:
+def test_sequences_of_objects_or_single_rows_are_refused() -> None:
     buffer = StoreBuffer(5)
     buffer.push({'name': 'text', 'x': 1}, {'env': 0})
     with pytest.raises(SchemaMismatch, match='Python objects'):
@@ -281,7 +281,7 @@ def test_objects_and_rows_that_are_no_sequences_are_refused() -> None:
         filled(10).sample_time_major(1)
 
 
-def test_between_threads_no_sequence_is_torn() -> None:
+def test_sequences_between_threads_are_never_torn() -> None:
     buffer, done, errors = filled(300, size=400), threading.Event(), []
 
     def write() -> None:
@@ -308,7 +308,7 @@ def test_between_threads_no_sequence_is_torn() -> None:
     assert not errors
 
 
-def test_a_save_with_holes_in_a_buffer_that_knows_sequences(tmp_path: Path) -> None:
+def test_load_of_a_save_with_gaps_keeps_sequences_consecutive(tmp_path: Path) -> None:
     rows = np.arange(40)
     buffer = StoreBuffer(50, seed=0)
     buffer.extend({'env': rows * 0, 'row': rows, 'done': rows < 0})
@@ -321,7 +321,7 @@ def test_a_save_with_holes_in_a_buffer_that_knows_sequences(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize('how', ['clear', 'load'])
-def test_columns_that_are_gone_are_let_go_of(how: str, tmp_path: Path) -> None:
+def test_sequence_index_releases_replaced_columns(how: str, tmp_path: Path) -> None:
     small = StoreBuffer(50)
     small.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False)}] * 9)
     small.save_data(str(tmp_path / 'save'))
@@ -338,7 +338,7 @@ def test_columns_that_are_gone_are_let_go_of(how: str, tmp_path: Path) -> None:
     assert gone() is None
 
 
-def test_groups_that_are_forgotten_while_rows_are_pushed() -> None:
+def test_sequence_groups_removed_during_pushes_do_not_deadlock() -> None:
     """The table's two locks are taken in one order."""
     buffer = StoreBuffer(100, seed=0)
     buffer.extend({'x': np.zeros(100, np.float32)}, meta={'g': 1})

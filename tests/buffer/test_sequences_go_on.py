@@ -97,7 +97,7 @@ def check_sequences(buffer: StoreBuffer, num_episodes: int, **kwargs: Any) -> No
 
 
 @pytest.mark.parametrize('way', WAYS)
-def test_sequences_end_where_another_run_did(way: str, tmp_path: Path) -> None:
+def test_sequences_end_where_an_earlier_run_ended(way: str, tmp_path: Path) -> None:
     buffer = WAYS[way](tmp_path)
     check_sequences(buffer, 2)
     push(buffer, 2, 5, ends=True)
@@ -133,7 +133,7 @@ def test_episodes_of_a_save_whose_first_rows_left_are_not_whole(tmp_path: Path) 
 
 
 @pytest.mark.parametrize('way', ['a save', 'a reopened path'])
-def test_sequences_of_groups_that_do_not_end_do_there(way: str, tmp_path: Path) -> None:
+def test_sequences_without_done_end_between_runs(way: str, tmp_path: Path) -> None:
     buffer = WAYS[way](tmp_path)
     push(buffer, 2, 5, ends=False)
     batch = buffer.sample_sequences(400, 3, 'env', done=None, replace=True)
@@ -169,7 +169,7 @@ def test_sequences_of_three_runs_stay_apart(tmp_path: Path) -> None:
     other.close()
 
 
-def test_sequences_of_a_late_path_may_go_on(tmp_path: Path) -> None:
+def test_sequences_after_a_late_path_may_continue(tmp_path: Path) -> None:
     """The others of a run collect on while its learner is started again: an episode's end is not its beginning."""
     buffer = StoreBuffer(100, path=str(tmp_path))
     push(buffer, 0, 4, ends=True)
@@ -186,7 +186,7 @@ def test_sequences_of_a_late_path_may_go_on(tmp_path: Path) -> None:
     buffer.close()
 
 
-def test_sequences_of_a_state_dict_end_where_it_does() -> None:
+def test_sequences_end_where_a_state_dict_ends() -> None:
     def made() -> StoreBufferWrapper:
         return StoreBufferWrapper(EasyDict(type='store', replay_buffer_size=100))
 

@@ -48,7 +48,7 @@ ORDERS = [names for many in (1, 2, 3) for names in permutations(MIDDLEWARE, many
 
 
 @pytest.mark.parametrize('names', ORDERS, ids=lambda names: '-'.join(names))
-def test_all_orders_against_a_model(names: tuple) -> None:
+def test_middleware_in_any_order_equals_a_model(names: tuple) -> None:
     np.random.seed(0)
     buffer, uses = made(*[MIDDLEWARE[name] for name in names]), Counter()
     alive = set(range(40))
@@ -76,14 +76,14 @@ def test_all_orders_against_a_model(names: tuple) -> None:
 
 
 @pytest.mark.parametrize('name', ['stale', 'range'])
-def test_what_cannot_be_inside_of_priorities_that_are_not_served(name: str) -> None:
+def test_middleware_inside_of_changed_priorities_is_refused(name: str) -> None:
     buffer = made(lambda buffer: per(buffer, 1.5))
     with pytest.raises(ConfigError, match='cannot be used inside PriorityExperienceReplay.*before'):
         buffer.use(MIDDLEWARE[name](buffer))
     assert len(buffer.sample(8)) == 8
 
 
-def test_groups_inside_of_priorities_that_are_not_served() -> None:
+def test_groups_inside_of_changed_priorities_are_accepted() -> None:
     buffer = made(lambda buffer: per(buffer, 1.5))
     for each in (padding(), group_sample(size_in_group=3)):
         buffer.use(each)
@@ -92,7 +92,7 @@ def test_groups_inside_of_priorities_that_are_not_served() -> None:
 
 
 @pytest.mark.parametrize('arguments', [(45, 8), (45,)])
-def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
+def test_staleness_argument_is_first_or_named(arguments: tuple) -> None:
     buffer = made(MIDDLEWARE['stale'])
     buffer.table.take = None  # which would read those that are only looked through
     with pytest.raises(TypeError, match='train_iter_sample_data'):
@@ -106,7 +106,7 @@ def test_a_staleness_comes_first_or_by_its_name(arguments: tuple) -> None:
     assert (twin.count(), buffer.count()) == (20, 25)
 
 
-def test_a_row_that_does_not_say_when_it_was_collected() -> None:
+def test_row_without_collection_time_is_refused_when_sampled() -> None:
     """Whether it is sampled or not."""
     buffer = made(MIDDLEWARE['stale'])
     buffer.view().push(transition(7), meta={'i': 7})
@@ -115,7 +115,7 @@ def test_a_row_that_does_not_say_when_it_was_collected() -> None:
     assert buffer.count() == 40
 
 
-def test_a_batch_has_no_iteration_for_a_staleness() -> None:
+def test_batch_without_an_iteration_for_staleness_is_refused() -> None:
     """Its size is none: rows left before it was refused."""
     buffer = made(MIDDLEWARE['stale'])
     with pytest.raises(TypeError, match='train_iter_sample_data'):
@@ -136,7 +136,7 @@ GROUPED_ORDERS = [names for many in (2, 3) for names in permutations(GROUPED, ma
 
 
 @pytest.mark.parametrize('names', GROUPED_ORDERS, ids=lambda names: '-'.join(names))
-def test_groups_in_all_orders(names: tuple) -> None:
+def test_groups_work_with_middleware_in_any_order(names: tuple) -> None:
     np.random.seed(0)
     buffer = made(*[GROUPED[name] for name in names])
     options: Dict[str, Any] = {'train_iter_sample_data': 45} if 'stale' in names else {}
@@ -158,7 +158,7 @@ def test_groups_in_all_orders(names: tuple) -> None:
     assert all(item.meta['i'] >= oldest for item in buffer)
 
 
-def test_groups_come_in_proportion_to_their_masses() -> None:
+def test_groups_are_drawn_in_proportion_to_their_priorities() -> None:
     np.random.seed(0)
     buffer, counts, weights = made(lambda buffer: per(buffer, 1.0), count=0), Counter(), {}
     for i in range(40):
@@ -177,7 +177,7 @@ def test_groups_come_in_proportion_to_their_masses() -> None:
 
 
 @pytest.mark.parametrize('sliced', [False, True])
-def test_runs_come_in_proportion_to_the_masses_of_their_starts(sliced: bool) -> None:
+def test_unrolls_are_drawn_in_proportion_to_their_starts(sliced: bool) -> None:
     np.random.seed(0)
     buffer, counts = StoreBuffer(40, sliced=sliced), Counter()
     buffer.use(per(buffer, 1.0))
@@ -198,14 +198,14 @@ def test_runs_come_in_proportion_to_the_masses_of_their_starts(sliced: bool) -> 
     assert all(counts[first] / 4000 == pytest.approx(mass / total, abs=0.004) for first, mass in masses.items())
 
 
-def test_reads_by_index_draw_nothing() -> None:
+def test_reads_by_index_draw_no_random_numbers() -> None:
     buffer = made(per)
     items = buffer.sample(indices=['3', '5'])
     assert [number(item.data) for item in items] == [3, 5]
     assert all('priority_IS' not in item.meta for item in items)
 
 
-def test_priorities_have_a_state() -> None:
+def test_priority_middleware_state_is_restored() -> None:
     """DI-engine's asks for what it does not have."""
     used: list = []
     buffer, twin = (made(lambda buffer: used.append(per(buffer)) or used[-1]) for _ in range(2))
@@ -222,13 +222,13 @@ def test_priorities_have_a_state() -> None:
 
 
 @pytest.mark.parametrize('how', [{}, {'groupby': 'priority'}])
-def test_without_weights_their_power_stays(how: dict) -> None:
+def test_priority_middleware_without_weights_keeps_beta(how: dict) -> None:
     buffer = made(lambda buffer: PriorityExperienceReplay(buffer, IS_weight=False))
     buffer.sample(3, **how)
     assert buffer._middleware[0].IS_weight_power_factor == 0.4
 
 
-def test_a_batch_of_dicts_behind_middleware() -> None:
+def test_batch_of_dicts_passes_middleware() -> None:
     np.random.seed(0)
     buffer = StoreBuffer(40)
     buffer.use(per(buffer))
@@ -242,7 +242,7 @@ def test_a_batch_of_dicts_behind_middleware() -> None:
     assert batch.data.priority_IS.tolist() == batch.weights.tolist()
 
 
-def test_a_range_takes_all_arguments() -> None:
+def test_range_middleware_accepts_all_arguments() -> None:
     buffer = made(MIDDLEWARE['range'])
     assert {number(item.data) for item in buffer.sample(size=60, replace=True)} <= set(range(20, 40))
     groups = buffer.sample(2, groupby='priority', unroll_len=3)
@@ -250,7 +250,7 @@ def test_a_range_takes_all_arguments() -> None:
 
 
 @pytest.mark.parametrize('power', [0.6, 1.5])
-def test_draws_and_weights_are_those_of_the_stock_buffer(power: float) -> None:
+def test_draws_and_weights_equal_those_of_di_engine(power: float) -> None:
     found = []
     for kind in (StoreBuffer, DequeBuffer):
         np.random.seed(1)
@@ -267,7 +267,7 @@ def test_draws_and_weights_are_those_of_the_stock_buffer(power: float) -> None:
     np.testing.assert_allclose([w for _, w in ours], [w for _, w in stock], rtol=1e-4)
 
 
-def test_rows_that_leave_without_the_middleware(tmp_path: Path) -> None:
+def test_rows_removed_without_the_middleware_are_not_drawn(tmp_path: Path) -> None:
     buffer = made(per)
     buffer.resize(20)
     view = buffer.view()
@@ -283,7 +283,7 @@ def test_rows_that_leave_without_the_middleware(tmp_path: Path) -> None:
     assert counts.most_common(1)[0][0] == 21
 
 
-def test_what_is_refused() -> None:
+def test_priority_middleware_refuses_bad_arguments() -> None:
     buffer = made(per)
     with pytest.raises(TypeError, match='unroll_len .2. needs groupby'):
         buffer.sample(2, unroll_len=2)
@@ -292,7 +292,7 @@ def test_what_is_refused() -> None:
             buffer.update('3', meta={'priority': bad})
 
 
-def test_a_buffer_that_is_kept_in_a_path_later_goes_on_with_its_middleware(tmp_path: Path) -> None:
+def test_middleware_continues_after_keep_in_and_restart(tmp_path: Path) -> None:
     for life in range(2):
         buffer = made(per, lambda buffer: use_time_check(buffer, max_use=3), count=0)
         buffer.keep_in(str(tmp_path))
@@ -305,7 +305,7 @@ def test_a_buffer_that_is_kept_in_a_path_later_goes_on_with_its_middleware(tmp_p
         buffer.close()
 
 
-def test_a_copy_has_priorities_and_uses_of_its_own() -> None:
+def test_copy_has_priorities_and_uses_of_its_own() -> None:
     buffer = made(per, lambda buffer: use_time_check(buffer, max_use=3), count=8)
     for item in list(buffer):
         buffer.update(item.index, meta={'priority': 0.0 if number(item.data) else 1.0})
@@ -322,7 +322,7 @@ def test_a_copy_has_priorities_and_uses_of_its_own() -> None:
     assert buffer.count() == 7
 
 
-def test_new_rows_of_a_copy_get_the_priority_that_they_would_get_in_the_buffer() -> None:
+def test_new_rows_of_a_copy_get_the_same_priority_as_original() -> None:
     buffer = made(per, count=2)
     buffer.push(transition(2), meta={'priority': 9.0})  # Which does not raise what DI-engine gives new rows.
     twin = copy.deepcopy(buffer)
@@ -330,7 +330,7 @@ def test_new_rows_of_a_copy_get_the_priority_that_they_would_get_in_the_buffer()
     assert metas[0]['priority'] == metas[1]['priority'] == 1.0
 
 
-def test_uses_are_looked_up_in_bulk_and_forgotten_with_their_rows() -> None:
+def test_use_counts_are_read_in_bulk_and_removed_with_rows() -> None:
     buffer, looked_up = made(lambda buffer: use_time_check(buffer, max_use=2), count=400, size=400), []
     contains = buffer.table.contains
     buffer.table.contains = lambda rows: looked_up.append(len(rows)) or contains(rows)
@@ -344,7 +344,7 @@ def test_uses_are_looked_up_in_bulk_and_forgotten_with_their_rows() -> None:
     assert all(used._counts[item.index] == item.meta['use_count'] for item in buffer if 'use_count' in item.meta)
 
 
-def test_what_metas_say_is_found_without_a_look_at_the_elements() -> None:
+def test_metas_are_read_without_reading_elements() -> None:
     buffer = StoreBuffer(10)
     for i in range(14):
         buffer.push(transition(i), meta=[{'priority': i / 2}, {'priority': i}, None, {'x': 1}][i % 4])
@@ -357,7 +357,7 @@ def test_what_metas_say_is_found_without_a_look_at_the_elements() -> None:
 
 
 @pytest.mark.parametrize('how', [{}, {'groupby': 'i'}, {'groupby': 'half', 'unroll_len': 2}])
-def test_the_limiter_counts_what_is_sampled(how: dict) -> None:
+def test_limiter_counts_what_is_sampled(how: dict) -> None:
     buffer = StoreBuffer(40, limiter=RateLimiter(8, 1, 8, max_sample=8, timeout_s=0))
     if not how:
         buffer.use(per(buffer))
@@ -374,7 +374,7 @@ def test_the_limiter_counts_what_is_sampled(how: dict) -> None:
         assert buffer.sample(indices=['3'])[0].index == '3', 'reads are no samples'
 
 
-def test_a_queue_and_its_limiter_move_to_a_path_together(tmp_path: Path) -> None:
+def test_queue_and_its_limiter_move_to_a_path_together(tmp_path: Path) -> None:
     buffer = StoreBuffer(40, sampler=Fifo(), limiter=RateLimiter(2, 1, 2, timeout_s=0))
     buffer.keep_in(str(tmp_path))
     for i in range(4):

@@ -45,7 +45,7 @@ def test_each_row_has_the_meta_of_its_chunk(where, tmp_path):
         again.close()
 
 
-def test_a_meta_that_is_written_to_is_one_rows_own():
+def test_shared_meta_written_to_changes_one_row_only():
     buffer_ = StoreBuffer(10)
     rows = push(buffer_, 1)
     buffer_.get_by_index(str(rows[0])).meta['mark'] = 1
@@ -53,7 +53,7 @@ def test_a_meta_that_is_written_to_is_one_rows_own():
     assert [item.meta for item in buffer_][1] == {'policy_version': 1}
 
 
-def test_groups_and_middleware_see_it():
+def test_shared_meta_is_visible_to_groups_and_middleware():
     buffer_ = StoreBuffer(20)
     push(buffer_, 1)
     assert len(buffer_.sample(1, groupby='policy_version')[0]) == 4
@@ -66,7 +66,7 @@ def test_groups_and_middleware_see_it():
     assert metas_of(buffer_)[9] == {'policy_version': 3}
 
 
-def test_rows_of_old_policies_leave():
+def test_rows_of_old_policies_are_removed():
     buffer_ = StoreBuffer(100, sampler=limited(Uniform(seed=0), max_age=2))
     for version in range(1, 7):
         push(buffer_, version)
@@ -78,7 +78,7 @@ def test_rows_of_old_policies_leave():
 
 
 @pytest.mark.parametrize('how', ['push', 'push of tensors', 'extend'])
-def test_a_row_without_a_meta_never_has_that_of_the_row_before(how, monkeypatch):
+def test_row_without_a_meta_never_gets_the_previous_one(how, monkeypatch):
     """Not even for the moment between its publication and the end of the call."""
     buffer_, seen = StoreBuffer(4), []
 

@@ -57,7 +57,7 @@ def assert_same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize('kind', KINDS)
-def test_states_are_those_that_were_pushed(kind: str) -> None:
+def test_states_equal_those_pushed(kind: str) -> None:
     made = states(KINDS[kind])
     assert len(made) == T
     for t, step in enumerate(made):
@@ -65,7 +65,7 @@ def test_states_are_those_that_were_pushed(kind: str) -> None:
 
 
 @pytest.mark.parametrize('kind', LATER)
-def test_they_are_made_step_by_step_when_somebody_looks(kind: str) -> None:
+def test_states_are_created_per_step_on_first_access(kind: str) -> None:
     made = states(KINDS[kind])
     assert isinstance(made[2][1], (dict, list))
     assert made[2][1].step is not None
@@ -89,13 +89,13 @@ def test_they_are_made_step_by_step_when_somebody_looks(kind: str) -> None:
     ],
     ids=['copy', 'deepcopy', 'pickle', 'method', 'constructor'],
 )
-def test_copies_are_whole(kind: str, look: Any) -> None:
+def test_states_copied_are_whole(kind: str, look: Any) -> None:
     found = look(states(KINDS[kind])[3][1])
     assert type(found) in (dict, list)
     assert_same(found, KINDS[kind](T + 3))
 
 
-def test_operators_look_at_both_sides() -> None:
+def test_states_work_on_either_side_of_an_operator() -> None:
     left, right = states(KINDS['list of dicts'])[3][:2]
     expected = [*KINDS['list of dicts'](3), *KINDS['list of dicts'](T + 3)]
     assert_same(left + right, expected)
@@ -116,7 +116,7 @@ def test_operators_look_at_both_sides() -> None:
     assert states(KINDS['list of dicts'])[3][1] != []
 
 
-def test_they_may_be_changed() -> None:
+def test_states_can_be_changed_alone() -> None:
     state = states(one)[3][1]
     state['h'] = torch.zeros(1)
     assert_same(state, {'h': torch.zeros(1), 'c': one(T + 3)['c']})

@@ -104,7 +104,7 @@ def test_index_is_the_row_number(buffer: StoreBuffer) -> None:
     assert [item.index for item in buffer][-2:] == ['59', '60']
 
 
-def test_sample_batch_is_what_collating_gives(buffer: StoreBuffer) -> None:
+def test_sample_batch_equals_collated_elements(buffer: StoreBuffer) -> None:
     batch = buffer.sample_batch(16)
     assert batch.weights is None
     assert batch.rows.dtype == np.int64
@@ -125,7 +125,7 @@ def test_gather_batch_reads_rows_in_order(buffer: StoreBuffer) -> None:
         buffer.gather_batch(np.array([5, 99]))
 
 
-def test_a_batch_stays_as_it_was(buffer: StoreBuffer) -> None:
+def test_held_batch_is_not_changed_by_later_samples(buffer: StoreBuffer) -> None:
     held = [buffer.sample_batch(16) for _ in range(5)]
     for _ in range(20):
         buffer.sample_batch(16)
@@ -139,7 +139,7 @@ def test_elements_of_a_sample_share_one_batch(buffer: StoreBuffer) -> None:
     assert len(storages) == 1
 
 
-def test_changing_a_sample_changes_neither_buffer_nor_twin(buffer: StoreBuffer) -> None:
+def test_changing_a_sample_changes_neither_buffer_nor_copy(buffer: StoreBuffer) -> None:
     one, other = buffer.sample(indices=['7', '7'])
     one.data.reward.fill_(-1.0)
     one.data.obs = None
@@ -147,21 +147,21 @@ def test_changing_a_sample_changes_neither_buffer_nor_twin(buffer: StoreBuffer) 
     assert number(buffer.get_by_index('7').data) == 7
 
 
-def test_changing_what_was_pushed_changes_nothing() -> None:
+def test_changing_a_pushed_element_does_not_change_its_row() -> None:
     buffer, element = StoreBuffer(3), transition(1)
     buffer.push(element)
     element.reward.fill_(5.0)
     assert number(buffer[0].data) == 1
 
 
-def test_objects_changed_in_place_are_changed_for_all() -> None:
+def test_objects_changed_in_place_are_changed_in_the_buffer() -> None:
     buffer = StoreBuffer(3)
     buffer.push({'text': 'a'})
     buffer.sample(1)[0].data['text'] = 'b'
     assert buffer[0].data == {'text': 'b'}
 
 
-def test_extend_with_columns() -> None:
+def test_extend_with_columns_adds_rows() -> None:
     buffer = StoreBuffer(10)
     columns = {'obs/state': np.arange(12, dtype=np.float32).reshape(6, 2), 'action': np.arange(6)}
     assert buffer.extend(columns).tolist() == list(range(6))
@@ -205,7 +205,7 @@ def test_extend_goes_through_middleware() -> None:
     assert [number(item.data) for item in buffer] == [0, 1, 2, 3]
 
 
-def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
+def test_elements_that_differ_are_refused_without_a_loss() -> None:
     buffer = StoreBuffer(2)
     for i in range(2):
         buffer.push(ttorch.as_tensor({'obs': torch.full((4,), float(i))}))
@@ -240,7 +240,7 @@ def test_elements_that_differ_are_refused_and_nothing_is_lost() -> None:
         ([torch.zeros(3)] * 4, [{'x': torch.zeros(3)}] * 2, 'list of dicts among lists of other values than dicts'),
     ],
 )
-def test_lists_among_what_they_are_not_alike_to_are_refused(
+def test_lists_among_elements_of_another_kind_are_refused(
     first: Any, wrong: Any, message: str, in_path: bool, tmp_path: Path
 ) -> None:
     buffer = StoreBuffer(9, path=str(tmp_path) if in_path else None)
@@ -268,7 +268,7 @@ def test_lists_among_what_they_are_not_alike_to_are_refused(
         (1, True),
     ],
 )
-def test_lists_of_steps_that_differ_are_kept_one_by_one_however_they_are_pushed(
+def test_lists_of_differing_steps_are_kept_as_objects(
     steps: tuple, in_path: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one, other = steps
@@ -286,7 +286,7 @@ def test_lists_of_steps_that_differ_are_kept_one_by_one_however_they_are_pushed(
 
 
 @pytest.mark.parametrize('first', [[], [None], ['a']])
-def test_the_first_list_has_nothing_for_columns(first: list) -> None:
+def test_first_list_without_columns_is_kept(first: list) -> None:
     steps, buffers = [{'x': torch.ones(3)}] * 2, [StoreBuffer(9), StoreBuffer(9)]
     buffers[0].extend_elements([first, steps])
     for each in (first, steps):
@@ -296,7 +296,7 @@ def test_the_first_list_has_nothing_for_columns(first: list) -> None:
 
 
 @pytest.mark.parametrize('in_path', [False, True])
-def test_lists_may_differ_in_their_length_and_in_what_is_none(in_path: bool, tmp_path: Path) -> None:
+def test_lists_may_differ_in_length_and_in_leaves_of_none(in_path: bool, tmp_path: Path) -> None:
     buffer = StoreBuffer(9, path=str(tmp_path) if in_path else None)
 
     def step(state: Any) -> Dict[str, Any]:
@@ -311,7 +311,7 @@ def test_lists_may_differ_in_their_length_and_in_what_is_none(in_path: bool, tmp
 
 
 @pytest.mark.parametrize('in_path', [False, True])
-def test_a_list_may_be_replaced_by_one_of_another_length(in_path: bool, tmp_path: Path) -> None:
+def test_list_may_be_replaced_by_one_of_another_length(in_path: bool, tmp_path: Path) -> None:
     for metas in (None, [{'i': i} for i in range(3)]):
         buffer = StoreBuffer(9, path=str(tmp_path / str(metas is None)) if in_path else None)
         buffer.extend_elements([[{'x': torch.full((3,), float(i))}] * 2 for i in range(3)], metas)
@@ -325,7 +325,7 @@ def test_a_list_may_be_replaced_by_one_of_another_length(in_path: bool, tmp_path
 
 
 @pytest.mark.parametrize('first_has_it', [True, False])
-def test_none_where_others_have_a_tensor(first_has_it: bool) -> None:
+def test_leaf_of_none_among_tensors_stays_none(first_has_it: bool) -> None:
     buffer = StoreBuffer(6)
 
     def element(i: int) -> dict:
@@ -352,7 +352,7 @@ def test_columns_of_an_older_schema_still_fit() -> None:
     assert buffer[4].data['y'].tolist() == [1.0, 1.0]
 
 
-def test_large_objects_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_large_objects_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     buffer = StoreBuffer(10)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
@@ -362,7 +362,7 @@ def test_large_objects_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> N
         buffer.sample_batch(1)
 
 
-def test_a_shortage_is_mentioned_once(buffer: StoreBuffer, caplog: pytest.LogCaptureFixture) -> None:
+def test_shortage_is_logged_once(buffer: StoreBuffer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             buffer.sample(1000, ignore_insufficient=True)
@@ -371,7 +371,7 @@ def test_a_shortage_is_mentioned_once(buffer: StoreBuffer, caplog: pytest.LogCap
         buffer.sample_batch(1000)
 
 
-def test_metas_cost_nothing_until_they_are_written() -> None:
+def test_metas_take_no_memory_until_written() -> None:
     buffer = StoreBuffer(1000)
     buffer.extend_elements([transition(i) for i in range(1000)])
     for item in buffer:
@@ -381,18 +381,18 @@ def test_metas_cost_nothing_until_they_are_written() -> None:
     assert len(same) == 1
 
 
-def test_a_data_loader_reads_it(buffer: StoreBuffer) -> None:
+def test_data_loader_reads_all_rows(buffer: StoreBuffer) -> None:
     loader = DataLoader(buffer, batch_size=4, collate_fn=lambda items: [number(item.data) for item in items])
     assert sum(loader, []) == list(range(60))
 
 
 @pytest.mark.parametrize('size', [0, -3, 1.5, None])
-def test_bad_size(size: Any) -> None:
+def test_buffer_size_below_1_is_refused(size: Any) -> None:
     with pytest.raises(ConfigError, match=r'size \(.*\) must be an integer >= 1'):
         StoreBuffer(size)
 
 
-def test_stock_files_are_read(tmp_path: Path) -> None:
+def test_files_of_di_engine_are_read(tmp_path: Path) -> None:
     stock = DequeBuffer(5)
     for i in range(7):
         stock.push(transition(i), {'i': i})
@@ -413,7 +413,7 @@ def test_truncated_files_are_refused_and_change_nothing(buffer: StoreBuffer, tmp
     assert [number(item.data) for item in buffer] == list(range(60))
 
 
-def test_a_save_that_fails_leaves_the_old_file(
+def test_save_that_fails_leaves_the_old_file(
     buffer: StoreBuffer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = tmp_path / 'data'
@@ -435,7 +435,7 @@ def test_files_in_a_path(tmp_path: Path) -> None:
     assert [number(item.data) for item in buffer] == [1]
 
 
-def test_copies_follow_the_seed_that_their_originals_follow(tmp_path: Path) -> None:
+def test_copies_follow_the_seed_of_their_original(tmp_path: Path) -> None:
     def drawn(buffer: StoreBuffer) -> List[int]:
         np.random.seed(5)
         return buffer.sample_batch(8).rows.tolist()
@@ -454,7 +454,7 @@ def test_copies_follow_the_seed_that_their_originals_follow(tmp_path: Path) -> N
         buffer.close()
 
 
-def test_own_seed() -> None:
+def test_buffer_seed_fixes_the_draws() -> None:
     def draws() -> list:
         buffer = StoreBuffer(100, seed=5)
         buffer.extend_elements([transition(i) for i in range(100)])
@@ -467,7 +467,7 @@ def test_own_seed() -> None:
 
 
 @pytest.mark.parametrize('bad', ['uniform', 0, Prioritized, RateLimiter(1)])
-def test_what_is_no_sampler_is_named(bad: Any, buffer: StoreBuffer) -> None:
+def test_sampler_of_a_wrong_type_is_refused_by_name(bad: Any, buffer: StoreBuffer) -> None:
     for make in (lambda: StoreBuffer(5, sampler=bad), lambda: buffer.view(bad), lambda: limited(bad, 1)):
         with pytest.raises(ConfigError, match=r'sampler \(.*\) must be a sampler, such as'):
             make()
@@ -478,7 +478,7 @@ def test_what_is_no_sampler_is_named(bad: Any, buffer: StoreBuffer) -> None:
 
 @pytest.mark.parametrize('together', [False, True])
 @pytest.mark.parametrize('has_path', [False, True])
-def test_elements_whose_only_leaf_is_none(has_path: bool, together: bool, tmp_path: Path) -> None:
+def test_elements_with_only_a_leaf_of_none_are_kept(has_path: bool, together: bool, tmp_path: Path) -> None:
     buffer = StoreBuffer(5, path=str(tmp_path) if has_path else None)
     elements = [{'a': torch.tensor(1.0)}, {'a': None}]
     if together:

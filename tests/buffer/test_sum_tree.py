@@ -57,7 +57,7 @@ def arrays_of(tree: SumTree) -> List[np.ndarray]:
 
 
 @pytest.mark.parametrize('capacity', CAPACITIES)
-def test_sums_minima_and_draws(capacity: int, compiled: bool) -> None:
+def test_sum_tree_sums_minima_and_draws_equal_plain_ones(capacity: int, compiled: bool) -> None:
     random = np.random.RandomState(capacity)
     tree = tree_of(capacity, compiled)
     assert (tree.total, tree.smallest) == (0.0, np.inf)
@@ -81,7 +81,7 @@ def test_sums_minima_and_draws(capacity: int, compiled: bool) -> None:
         assert (targets >= ends[found] - masses[found] - 1e-9).all()
 
 
-def test_many_updates_do_not_drift(compiled: bool) -> None:
+def test_sum_tree_after_many_updates_does_not_drift(compiled: bool) -> None:
     # The tree is a function of its leaves alone, so that 1e6 updates show what 1e8 would: the root is, to the last
     # bit, what a tree says that never saw anything but the last masses.
     random = np.random.RandomState(0)
@@ -122,7 +122,7 @@ def test_numba_and_numpy_agree_to_the_last_bit(capacity: int, seed: int, spread:
             assert (one.masses[found] > 0).all()
 
 
-def test_no_slot_without_mass_is_found_at_any_edge(compiled: bool) -> None:
+def test_sum_tree_never_finds_a_slot_without_mass(compiled: bool) -> None:
     # Every place where the running sum changes, and its neighbours, with masses that vanish in sums.
     random = np.random.RandomState(1)
     for _ in range(30):
@@ -136,7 +136,7 @@ def test_no_slot_without_mass_is_found_at_any_edge(compiled: bool) -> None:
         assert (masses[found] > 0).all()
 
 
-def test_of_a_slot_that_is_repeated_the_last_mass_counts(compiled: bool) -> None:
+def test_sum_tree_set_of_a_repeated_slot_keeps_the_last(compiled: bool) -> None:
     tree = tree_of(100, compiled)
     tree.set(np.array([7, 99, 7, 7]), np.array([1.0, 2.0, 3.0, 4.0]))
     assert (tree.masses[7], tree.total, tree.smallest) == (4.0, 6.0, 2.0)
@@ -184,7 +184,7 @@ def test_numba_is_imported_only_when_a_tree_is_made(run_python: Callable[..., st
     assert run_python(code, DING_STORE_NO_NUMBA='0') == "[] ['numba']"
 
 
-def test_without_numba(run_python: Callable[..., str]) -> None:
+def test_sum_tree_without_numba_runs_in_numpy(run_python: Callable[..., str]) -> None:
     code = (
         'import sys\n'
         'sys.modules["numba"] = None\n'
@@ -197,7 +197,7 @@ def test_without_numba(run_python: Callable[..., str]) -> None:
     assert run_python(code, DING_STORE_NO_NUMBA='0') == 'False 38'
 
 
-def test_an_install_that_cannot_be_written_to(tmp_path: Path, run_python: Callable[..., str]) -> None:
+def test_sum_tree_in_a_read_only_install_is_compiled(tmp_path: Path, run_python: Callable[..., str]) -> None:
     pytest.importorskip('numba')
     package = tmp_path / 'ding_store'
     shutil.copytree(ROOT / 'ding_store', package, ignore=shutil.ignore_patterns('__pycache__', '*.nb?'))

@@ -23,7 +23,7 @@ def contents(table: Table) -> list:
     return table.gather(table.rows_by_age())['number'].tolist()
 
 
-def test_extend_and_gather_in_the_order_asked() -> None:
+def test_gather_returns_rows_in_the_given_order() -> None:
     table = Table(SPECS, 10)
     assert table.extend(rows_of(0, 4)).tolist() == [0, 1, 2, 3]
     gathered = table.gather(np.array([3, 0, 3]))
@@ -31,7 +31,7 @@ def test_extend_and_gather_in_the_order_asked() -> None:
     assert gathered['vector'].tolist() == [[3.0] * 3, [0.0] * 3, [3.0] * 3]
 
 
-def test_gather_into_given_arrays() -> None:
+def test_gather_writes_into_given_arrays() -> None:
     table = Table(SPECS, 10)
     table.extend(rows_of(0, 4))
     out = {name: np.empty((2, *shape), dtype) for name, (dtype, shape) in SPECS.items()}
@@ -39,7 +39,7 @@ def test_gather_into_given_arrays() -> None:
     assert out['number'].tolist() == [1, 2]
 
 
-def test_the_oldest_leave_and_numbers_grow() -> None:
+def test_full_table_drops_the_oldest_and_numbers_grow() -> None:
     table = Table(SPECS, 5)
     for first in range(0, 12, 3):
         table.extend(rows_of(first, 3))
@@ -55,7 +55,7 @@ def test_more_rows_than_fit_keep_the_last() -> None:
     assert table.next_row == 10
 
 
-def test_eviction_is_by_age_after_deletes_too() -> None:
+def test_eviction_after_deletes_is_by_age() -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 5))
     table.delete(np.array([1, 3]))
@@ -65,7 +65,7 @@ def test_eviction_is_by_age_after_deletes_too() -> None:
     assert contents(table) == [4, 5, 6, 7, 8]
 
 
-def test_deleted_rows_are_gone_and_their_numbers_not_used_again() -> None:
+def test_deleted_row_numbers_are_not_used_again() -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 5))
     table.delete(np.array([4, 4, 2, 77]))
@@ -77,7 +77,7 @@ def test_deleted_rows_are_gone_and_their_numbers_not_used_again() -> None:
 
 
 @pytest.mark.parametrize('row', [-1, 5, 1 << 60])
-def test_rows_that_never_existed(row: int) -> None:
+def test_rows_that_never_existed_are_not_found(row: int) -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 5))
     with pytest.raises(RowGone):
@@ -92,7 +92,7 @@ def test_update_overwrites_live_rows_only() -> None:
     assert contents(table) == [0, 200, 3, 4]
 
 
-def test_clear_keeps_counting() -> None:
+def test_clear_does_not_reset_row_numbers() -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 7))
     table.clear()
@@ -101,7 +101,7 @@ def test_clear_keeps_counting() -> None:
     assert contents(table) == [7]
 
 
-def test_a_new_column_has_its_fill_in_older_rows() -> None:
+def test_new_column_has_its_fill_in_older_rows() -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 2))
     table.add_columns({'present': (np.dtype(bool), ()), 'extra': (np.dtype(np.int8), (2,))}, {'present': True})
@@ -122,7 +122,7 @@ def test_a_new_column_has_its_fill_in_older_rows() -> None:
         ({'other': np.zeros(2)}, r"unknown \['other'\]"),
     ],
 )
-def test_what_does_not_fit_changes_nothing(change: Dict[str, np.ndarray], message: str) -> None:
+def test_extend_with_unfit_columns_changes_nothing(change: Dict[str, np.ndarray], message: str) -> None:
     table = Table(SPECS, 2)
     table.extend(rows_of(0, 2))
     with pytest.raises(SchemaMismatch, match=message):
@@ -133,7 +133,7 @@ def test_what_does_not_fit_changes_nothing(change: Dict[str, np.ndarray], messag
     assert table.next_row == 2
 
 
-def test_a_mismatch_found_while_writing_takes_the_eviction_back() -> None:
+def test_mismatch_found_during_a_write_undoes_the_eviction() -> None:
     table = Table(SPECS, 4)
     table.extend(rows_of(0, 6))
     table.delete(np.array([3]))
@@ -145,30 +145,30 @@ def test_a_mismatch_found_while_writing_takes_the_eviction_back() -> None:
 
 
 @pytest.mark.parametrize('capacity', [0, -1, 1.5, True, '3'])
-def test_bad_capacity(capacity: object) -> None:
+def test_table_capacity_below_1_is_refused(capacity: object) -> None:
     with pytest.raises(ConfigError, match='capacity'):
         Table(SPECS, capacity)  # type: ignore[arg-type]
 
 
-def test_objects_are_no_column() -> None:
+def test_columns_of_objects_are_refused() -> None:
     with pytest.raises(ConfigError, match='fixed size'):
         Table({'x': (np.dtype(object), ())}, 3)
 
 
-def test_leaves_without_bytes() -> None:
+def test_columns_of_zero_bytes_are_kept() -> None:
     table = Table({'empty': (np.dtype(np.float32), (0, 4))}, 3)
     table.extend({'empty': np.zeros((5, 0, 4), np.float32)})
     assert table.gather(np.array([4]))['empty'].shape == (1, 0, 4)
 
 
-def test_few_bytes_per_row_beyond_the_payload() -> None:
+def test_table_needs_few_bytes_per_row_beyond_the_payload() -> None:
     capacity = 100_000
     index = Table(SPECS, capacity).index
     held = sum(value.nbytes for value in vars(index).values() if isinstance(value, np.ndarray))
     assert held <= 64 * capacity
 
 
-def test_files_in_a_path(tmp_path: Path) -> None:
+def test_table_with_a_path_has_its_columns_in_files(tmp_path: Path) -> None:
     path = tmp_path / 'table'
     table = Table(SPECS, 1000, str(path))
     table.extend(rows_of(0, 10))
@@ -180,7 +180,7 @@ def test_files_in_a_path(tmp_path: Path) -> None:
     table.close()
 
 
-def test_private_files_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_uses_private_files_if_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_memory.free_space, 'available_memory', lambda: 1000)
     monkeypatch.setattr(column_memory.free_space, 'roomiest_directory', lambda: str(tmp_path))
     table = Table(SPECS, 1000)
@@ -195,7 +195,7 @@ def fill(table: Table, block: Dict[str, np.ndarray]) -> None:
         table.extend(block)
 
 
-def test_a_full_disk_is_an_error_and_changes_nothing(small_disk: Path) -> None:
+def test_push_on_a_full_disk_is_refused_and_changes_nothing(small_disk: Path) -> None:
     table = Table({'block': (np.dtype(np.uint8), (1 << 16,))}, 1000, str(small_disk / 'table'))
     block = {'block': np.full((10, 1 << 16), 7, np.uint8)}
     fill(table, block)
@@ -211,7 +211,7 @@ def test_a_full_disk_is_an_error_and_changes_nothing(small_disk: Path) -> None:
     table.close()
 
 
-def test_a_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
+def test_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
     table = Table({'block': (np.dtype(np.uint8), (1 << 16,))}, 1000, str(small_disk / 'table'))
     table.extend({'block': np.ones((50, 1 << 16), np.uint8)})
     with pytest.raises(NotEnoughSpace):
@@ -222,7 +222,7 @@ def test_a_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize('change', ['add', 'widen'])
-def test_a_table_that_was_opened_is_not_killed_by_a_full_disk(change: str, small_disk: Path) -> None:
+def test_table_reopened_on_a_full_disk_raises_no_sigbus(change: str, small_disk: Path) -> None:
     """Writing to a file whose space nobody reserved is a SIGBUS then."""
     path, block = str(small_disk / 'table'), (1 << 14,)
     table = Table({}, 200, path)

@@ -32,7 +32,7 @@ def numbers(buffer: StoreBuffer) -> List[int]:
     return [number(item.data) for item in buffer]
 
 
-def test_shrink_and_grow(options: dict) -> None:
+def test_resize_shrinks_and_grows(options: dict) -> None:
     buffer = StoreBuffer(10, **options)
     for i in range(17):
         buffer.push(transition(i), {'group': i % 3})
@@ -52,7 +52,7 @@ def test_shrink_and_grow(options: dict) -> None:
     buffer.close()
 
 
-def test_rows_without_metas_inherit_none(options: dict) -> None:
+def test_resize_gives_rows_without_metas_no_others(options: dict) -> None:
     buffer = StoreBuffer(6, **options)
     buffer.extend_elements([transition(i) for i in range(6)], [{'group': 0}] * 4 + [None] * 2)
     buffer.resize(2)  # 4 and 5 move to where others were, who had metas.
@@ -62,7 +62,7 @@ def test_rows_without_metas_inherit_none(options: dict) -> None:
     buffer.close()
 
 
-def test_priorities_follow(options: dict) -> None:
+def test_resize_keeps_priorities(options: dict) -> None:
     buffer = StoreBuffer(10, sampler=Prioritized(seed=0), **options)
     rows = buffer.extend_elements([transition(i) for i in range(14)], priority=np.arange(14.0) + 1)
     for size in (6, 30):
@@ -72,7 +72,7 @@ def test_priorities_follow(options: dict) -> None:
     buffer.close()
 
 
-def test_objects_too() -> None:
+def test_resize_keeps_python_objects() -> None:
     buffer = StoreBuffer(6)
     for i in range(9):
         buffer.push(f'element {i}', {'i': i})
@@ -84,7 +84,7 @@ def test_objects_too() -> None:
 
 
 @pytest.mark.parametrize('size', [0, -1, 2.5, None])
-def test_bad_sizes_change_nothing(size: Any) -> None:
+def test_resize_to_an_invalid_size_changes_nothing(size: Any) -> None:
     buffer = StoreBuffer(4)
     buffer.push(transition(1))
     with pytest.raises(TypeError, match='size'):
@@ -117,7 +117,7 @@ def resize_and_reopen(buffer: StoreBuffer, size: int, options: dict) -> None:
 
 
 @pytest.mark.parametrize('size', [4, 20])
-def test_a_full_disk_changes_nothing(size: int, small_disk: Path) -> None:
+def test_resize_on_a_full_disk_changes_nothing(size: int, small_disk: Path) -> None:
     options = {'path': str(small_disk / 'replay')}
     buffer = prioritized(**options)
     with open(small_disk / 'filler', 'wb', buffering=0) as filler, contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def test_a_full_disk_changes_nothing(size: int, small_disk: Path) -> None:
 
 
 @pytest.mark.parametrize('size', [4, 20])
-def test_columns_that_cannot_be_mapped_change_nothing(
+def test_resize_that_cannot_map_columns_changes_nothing(
     size: int, options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = prioritized(**options)
@@ -151,7 +151,7 @@ def test_columns_that_cannot_be_mapped_change_nothing(
 
 
 @pytest.mark.parametrize('size', [4, 20])
-def test_a_disk_that_fails_later_costs_the_oldest_at_most(
+def test_resize_on_a_failing_disk_loses_the_oldest_at_most(
     size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {'path': str(tmp_path / 'replay')}
@@ -168,7 +168,7 @@ def test_a_disk_that_fails_later_costs_the_oldest_at_most(
     resize_and_reopen(buffer, size, options)
 
 
-def test_uses_and_priorities_are_with_the_rows_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resize_keeps_uses_and_priorities_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(path: Path) -> StoreBuffer:
         return StoreBuffer(10, path=str(path), sampler=limited(Prioritized(seed=0), max_times_sampled=9))
 
@@ -205,9 +205,7 @@ def test_uses_and_priorities_are_with_the_rows_at_every_step(tmp_path: Path, mon
     buffer.close()
 
 
-def test_a_power_cut_between_two_flushes_costs_no_row_that_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resize_with_a_power_cut_loses_no_row_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what is stored between two flushes, any page may be on the disk."""
     buffer = StoreBuffer(10, path=str(tmp_path), fsync=True)
     buffer.extend_elements([transition(i) for i in range(14)])
@@ -233,7 +231,7 @@ def test_a_power_cut_between_two_flushes_costs_no_row_that_stays(
     buffer.close()
 
 
-def test_the_disk_gets_its_space_back(tmp_path: Path) -> None:
+def test_resize_frees_disk_space(tmp_path: Path) -> None:
     table = Table({'block': (np.dtype(np.uint8), (1 << 16,))}, 100, str(tmp_path))
     table.extend({'block': np.ones((100, 1 << 16), np.uint8)})
     (file,) = tmp_path.glob('*.column')
@@ -244,7 +242,7 @@ def test_the_disk_gets_its_space_back(tmp_path: Path) -> None:
     table.close()
 
 
-def test_readers_and_writers_meanwhile(options: dict) -> None:
+def test_resize_during_reads_and_writes_tears_no_row(options: dict) -> None:
     buffer = StoreBuffer(50, **options)
     buffer.extend_elements([transition(i) for i in range(50)])
     wrong: List[Any] = []

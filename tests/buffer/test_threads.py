@@ -67,7 +67,7 @@ def _look_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize('quick_bytes', [-1, 1 << 30])
-def test_no_torn_rows(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_read_during_writes_are_never_torn(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_reads, '_QUICK_BYTES', quick_bytes)
     table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
     outputs = WarmOutputs(table.specs)
@@ -108,7 +108,7 @@ def test_no_torn_rows(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None
     assert min(num_reads) > 10
 
 
-def test_the_check_notices_torn_rows() -> None:
+def test_torn_rows_are_found_by_the_check() -> None:
     columns = block(0, 4)
     columns['a'][2, 100:] = 77
     with pytest.raises(AssertionError, match='torn within'):
@@ -116,7 +116,7 @@ def test_the_check_notices_torn_rows() -> None:
 
 
 @pytest.mark.usefixtures('_look_twice')
-def test_a_read_that_always_races_makes_the_writers_wait() -> None:
+def test_read_that_always_races_makes_writers_wait() -> None:
     table = Table({'a': (np.dtype(np.int64), ())}, 2)
     table.extend({'a': np.arange(2)})
     attempts = []
@@ -133,7 +133,7 @@ def test_a_read_that_always_races_makes_the_writers_wait() -> None:
 
 
 @pytest.mark.usefixtures('_look_twice')
-def test_a_read_during_an_update_is_redone() -> None:
+def test_read_during_an_update_is_redone() -> None:
     # The row keeps its number, so the number alone would not tell.
     table = Table({'a': (np.dtype(np.int64), ())}, 2)
     table.extend({'a': np.arange(2)})
@@ -149,7 +149,7 @@ def test_a_read_during_an_update_is_redone() -> None:
     assert copies == [[0, 1], [0, 50]]
 
 
-def test_a_small_read_keeps_writers_out() -> None:
+def test_read_of_few_rows_locks_out_writers() -> None:
     table = Table({'a': (np.dtype(np.int64), ())}, 2)
     table.extend({'a': np.arange(2)})
     writer = threading.Thread(target=lambda: table.update(np.array([1]), {'a': np.array([50])}))
@@ -166,7 +166,7 @@ def test_a_small_read_keeps_writers_out() -> None:
 
 
 @pytest.mark.parametrize('kind', ['columns', 'objects'])
-def test_a_buffer_between_threads(kind: str) -> None:
+def test_buffer_samples_between_threads_are_never_torn(kind: str) -> None:
     def element(i: int) -> Any:
         return {'x': torch.full((512,), float(i))} if kind == 'columns' else {'name': 'x', 'x': torch.tensor([i])}
 

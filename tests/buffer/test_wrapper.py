@@ -42,7 +42,7 @@ def filled(count: int = 50, **config: Any) -> StoreBufferWrapper:
     return buffer
 
 
-def test_what_there_is_when_a_policy_first_has_trained_is_left_out_of_collections():
+def test_objects_before_the_first_training_are_frozen_for_gc():
     gc.unfreeze()
     buffer = filled(30)
     for _ in range(2):
@@ -75,7 +75,7 @@ class Logger:
         pass
 
 
-def test_policies_get_what_a_list_would_give_them() -> None:
+def test_wrapper_batch_is_preprocessed_as_a_list() -> None:
     batch = filled().sample(16, 0)
     assert isinstance(batch, ttorch.Tensor)
     rows = [d['replay_unique_id'] for d in batch]
@@ -86,7 +86,7 @@ def test_policies_get_what_a_list_would_give_them() -> None:
         assert ours[name].dtype == theirs[name].dtype
 
 
-def test_the_batch_is_the_list_of_its_elements() -> None:
+def test_wrapper_batch_equals_the_list_of_its_elements() -> None:
     batch = filled().sample(6, 0)
     assert len(batch) == 6
     elements = list(batch)
@@ -97,7 +97,7 @@ def test_the_batch_is_the_list_of_its_elements() -> None:
     assert isinstance(copy.deepcopy(batch), list)
 
 
-def test_elements_that_are_changed_are_what_is_trained_on() -> None:
+def test_wrapper_trains_on_changed_elements() -> None:
     batch = filled().sample(6, 0)
     for i, each in enumerate(batch):
         each['reward'] = torch.tensor([100.0 + i])
@@ -111,7 +111,7 @@ def test_elements_that_are_changed_are_what_is_trained_on() -> None:
     assert len(stored) == 6
 
 
-def test_shortage_range_and_replace() -> None:
+def test_wrapper_sample_supports_shortage_range_and_replace() -> None:
     buffer = filled(10)
     assert buffer.sample(11, 0) is None
     assert make().sample(1, 0) is None
@@ -121,7 +121,7 @@ def test_shortage_range_and_replace() -> None:
     assert buffer.sample(0, 0) == []
 
 
-def test_one_element_at_a_time_and_count() -> None:
+def test_wrapper_push_of_one_element_is_counted() -> None:
     buffer = make()
     buffer.start()
     for i in range(60):
@@ -134,7 +134,7 @@ def test_one_element_at_a_time_and_count() -> None:
 
 
 @pytest.mark.parametrize('priority', [True, None])
-def test_priorities_are_updated_every_iteration(priority: Any) -> None:
+def test_wrapper_updates_priorities_every_iteration(priority: Any) -> None:
     np.random.seed(0)
     buffer = filled(priority=priority)
     batch = buffer.sample(50, 0)
@@ -154,7 +154,7 @@ def test_priorities_are_updated_every_iteration(priority: Any) -> None:
         assert rewards.count(float(favourite)) > 30
 
 
-def test_importance_weights() -> None:
+def test_wrapper_importance_weights_follow_the_formula() -> None:
     np.random.seed(0)
     buffer = filled(20, priority=True, IS_weight_power_factor=0.5, priority_power_factor=1.0)
     priorities = np.arange(1.0, 21.0)
@@ -167,7 +167,7 @@ def test_importance_weights() -> None:
     assert np.allclose(batch.priority_IS.numpy(), expected[numbers.numpy()], atol=1e-3)
 
 
-def test_initial_priorities_come_with_the_elements() -> None:
+def test_wrapper_initial_priorities_are_read_from_elements() -> None:
     np.random.seed(0)
     buffer = make(priority=True)
     buffer.push([{**element(i), 'priority': 1000.0 if i == 3 else 0.001} for i in range(20)], 0)
@@ -175,14 +175,14 @@ def test_initial_priorities_come_with_the_elements() -> None:
     assert rewards.count(3.0) > 15
 
 
-def test_rows_of_priority_zero_are_drawn() -> None:
+def test_wrapper_draws_rows_of_priority_zero() -> None:
     buffer = make(priority=True)
     buffer.push([{**element(i), 'priority': 0.0} for i in range(5)], 0)
     assert set(buffer.sample(200, 0, replace=True).reward.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
 @pytest.mark.parametrize('bad', [-1.0, float('nan')])
-def test_bad_priorities(bad: float) -> None:
+def test_wrapper_invalid_priorities_are_refused(bad: float) -> None:
     buffer = filled(priority=True)
     with pytest.raises(TypeError, match='priorities must be numbers >= 0'):
         buffer.update({'priority': [1.0, bad], 'replay_unique_id': [1, 2]})
@@ -191,7 +191,7 @@ def test_bad_priorities(bad: float) -> None:
     assert buffer.push_count == 50
 
 
-def test_priorities_when_rows_come_and_go() -> None:
+def test_wrapper_priorities_follow_pushed_and_removed_rows() -> None:
     np.random.seed(0)
     buffer = filled(priority=True, max_use=2)
     for step in range(40):
@@ -203,7 +203,7 @@ def test_priorities_when_rows_come_and_go() -> None:
     assert buffer.count() <= 50
 
 
-def test_max_use() -> None:
+def test_wrapper_max_use_limits_uses() -> None:
     buffer = filled(max_use=2)
     uses = dict.fromkeys(range(50), 0)
     for _ in range(10):
@@ -216,13 +216,13 @@ def test_max_use() -> None:
     assert buffer.buffer.sampler.uses_of(buffer.buffer.table.rows_by_age()).sum() == 0
 
 
-def test_max_staleness() -> None:
+def test_wrapper_max_staleness_removes_stale_elements() -> None:
     buffer = filled(max_staleness=3)
     buffer.sample(1, 5)  # Iterations 0, 1 and 2 are too old at iteration 5.
     assert buffer.count() == 20
 
 
-def test_keys_of_other_types_are_understood() -> None:
+def test_wrapper_accepts_keys_of_other_buffer_types() -> None:
     buffer = filled(alpha=0.5, beta=0.3, anneal_step=10, deepcopy=True, enable_track_used_data=False, monitor={})
     assert buffer.sample(5, 0) is not None
     buffer = filled(20, thruput_controller=dict(sample_min_limit_ratio=3))
@@ -232,7 +232,7 @@ def test_keys_of_other_types_are_understood() -> None:
         make(priority=True, alpha=1.5)
 
 
-def test_elements_that_no_column_holds() -> None:
+def test_wrapper_accepts_elements_that_no_column_holds() -> None:
     buffer = make()
     buffer.push([{'text': str(i), 'value': i} for i in range(10)], 0)
     data = buffer.sample(4, 0)
@@ -241,7 +241,7 @@ def test_elements_that_no_column_holds() -> None:
     assert 'replay_unique_id' not in buffer.buffer[0].data
 
 
-def test_logging() -> None:
+def test_wrapper_logs_its_figures() -> None:
     buffer = filled(priority=True, max_use=100, train_iter_per_log=10)
     buffer._tb_logger = Logger()
     for iteration in range(25):
@@ -256,7 +256,7 @@ def test_logging() -> None:
     buffer.close()
 
 
-def test_save_load_and_state(tmp_path: Path) -> None:
+def test_wrapper_saves_loads_and_has_a_state(tmp_path: Path) -> None:
     buffer = filled(30, priority=True)
     buffer.save_data(str(tmp_path / 'data'))
     loaded = make(priority=True)
@@ -268,7 +268,7 @@ def test_save_load_and_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize('priority', [False, True])
-def test_serial_pipeline(priority: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrapper_runs_in_the_serial_pipeline(priority: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ding.entry import serial_pipeline
     from dizoo.classic_control.cartpole.config.cartpole_dqn_config import create_config, main_config
 
@@ -288,7 +288,7 @@ def test_serial_pipeline(priority: bool, tmp_path: Path, monkeypatch: pytest.Mon
     assert len(updates) == (60 if priority else 0)
 
 
-def test_a_state_that_does_not_fit_changes_nothing() -> None:
+def test_wrapper_state_that_does_not_fit_changes_nothing() -> None:
     def step(size: int) -> dict:
         return {'obs': torch.zeros(size)}
 

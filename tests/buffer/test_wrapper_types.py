@@ -51,7 +51,7 @@ def filled(type_: str = 'advanced', count: int = 50, **config: Any) -> StoreBuff
 
 
 @pytest.mark.parametrize('type_', TYPES)
-def test_the_default_config_of_each_type_is_understood(type_: str) -> None:
+def test_wrapper_accepts_the_default_config_of_each_type(type_: str) -> None:
     buffer = filled(type_)
     assert isinstance(buffer, StoreBufferWrapper)
     assert len(buffer.sample(8, 0)) == 8
@@ -85,7 +85,7 @@ def test_bad_values_are_refused(config: Dict[str, Any], message: str) -> None:
         make(**config)
 
 
-def test_whole_numbers_may_be_written_as_floats() -> None:
+def test_wrapper_accepts_whole_numbers_as_floats() -> None:
     buffer = make(replay_buffer_size=1e2, max_use=2.0, max_reuse=1e9)
     assert buffer.replay_buffer_size == 100
 
@@ -108,7 +108,7 @@ def test_elements_of_another_buffer_mix_with_a_batch(type_: str) -> None:
     assert default_collate(both)['IS'].tolist() == [1.0] * 5
 
 
-def test_no_annealing() -> None:
+def test_wrapper_without_annealing_keeps_beta() -> None:
     buffer = filled(priority=True, anneal_step=0, beta=0.3)
     for _ in range(5):
         buffer.sample(4, 0)
@@ -119,7 +119,7 @@ def test_no_annealing() -> None:
     assert buffer.beta == pytest.approx(0.75)
 
 
-def test_a_priority_of_an_element_turns_priorities_on() -> None:
+def test_wrapper_priority_in_an_element_enables_priorities() -> None:
     np.random.seed(0)
     buffer = make()
     buffer.push([element(i, priority=1000.0 if i == 3 else None) for i in range(20)], 0)
@@ -129,21 +129,21 @@ def test_a_priority_of_an_element_turns_priorities_on() -> None:
     assert 'priority' in plain.sample(2, 0)[0]
 
 
-def test_is_weight_off() -> None:
+def test_wrapper_without_is_weight_adds_none() -> None:
     buffer = filled('deque', priority=True, priority_IS_weight=False)
     assert 'IS' not in default_collate(buffer.sample(4, 0))
     assert 'IS' not in buffer.sample(4, 0)[0]
     assert DequeBufferWrapper.default_config().priority_IS_weight is False
 
 
-def test_priority_limit() -> None:
+def test_wrapper_priority_is_capped() -> None:
     buffer = filled('deque', priority=True)  # Its default is 1000.
     buffer.update({'priority': [1e9], 'replay_unique_id': [4]})
     assert buffer._priorities.priorities_of(np.array([4])) == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize('max_use', [1, 3])
-def test_no_element_is_used_more_often_than_it_may(max_use: int) -> None:
+def test_wrapper_element_is_used_at_most_max_use(max_use: int) -> None:
     np.random.seed(0)
     buffer = filled(max_use=max_use)
     used: Dict[int, int] = {}
@@ -160,14 +160,14 @@ def test_no_element_is_used_more_often_than_it_may(max_use: int) -> None:
     assert buffer.count() == 50 - sum(count == max_use for count in used.values())
 
 
-def test_fifo() -> None:
+def test_wrapper_fifo_gives_elements_in_order() -> None:
     buffer = filled(sampler='fifo', max_use=2)
     taken = [buffer.sample(5, 0).reward.tolist() for _ in range(4)]
     assert taken == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[5.0, 6.0, 7.0, 8.0, 9.0]] * 2
     assert buffer.count() == 40
 
 
-def test_rank_and_uniform() -> None:
+def test_wrapper_rank_and_uniform_draw_as_named() -> None:
     np.random.seed(0)
     buffer = filled(sampler='rank', alpha=0.9)
     buffer.update({'priority': np.arange(50.0), 'replay_unique_id': list(range(50))})
@@ -178,7 +178,7 @@ def test_rank_and_uniform() -> None:
     assert sorted(buffer.sample(50, 0).reward.tolist()) == [float(i) for i in range(50)]
 
 
-def test_staleness_of_sequences_and_of_objects() -> None:
+def test_staleness_check_removes_sequences_and_objects() -> None:
     buffer = make(max_staleness=3)
     buffer.push([sequence(i) for i in range(10)], 0)
     buffer.sample(1, 5)  # As old as their first step: 0, 1 and 2 are too old.
@@ -192,7 +192,7 @@ def test_staleness_of_sequences_and_of_objects() -> None:
     assert buffer.count() == 50
 
 
-def test_staleness_looks_no_further_than_the_first_fresh_element() -> None:
+def test_staleness_check_ends_at_the_first_fresh_element() -> None:
     buffer = make(max_staleness=10, replay_buffer_size=5000)
     buffer.push([element(i, collect_iter=i // 100) for i in range(5000)], 0)
     buffer.sample(1, 40)  # Iterations 0 to 30 are gone.
@@ -201,7 +201,7 @@ def test_staleness_looks_no_further_than_the_first_fresh_element() -> None:
     assert buffer.count() == 0
 
 
-def test_time_major_and_lists() -> None:
+def test_wrapper_gives_time_major_batches_and_lists() -> None:
     elements = [sequence(i) for i in range(10)]
     collated: List[Dict[str, Any]] = []
     for time_major in (True, False):
@@ -221,7 +221,7 @@ def test_time_major_and_lists() -> None:
     assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
 
 
-def test_an_elements_steps_are_lists_as_they_were_pushed() -> None:
+def test_wrapper_element_steps_are_lists() -> None:
     """NGU's reward models concatenate them, and torch takes lists only."""
     buffer = make()
     buffer.push([{**sequence(i), 'obs': {'a': sequence(i)['obs']}} for i in range(10)], 0)
@@ -235,7 +235,7 @@ def test_an_elements_steps_are_lists_as_they_were_pushed() -> None:
 @pytest.mark.parametrize('action', ['none', 'discrete', 'continuous', 'steps'])
 @pytest.mark.parametrize('time_major', [True, False])
 @pytest.mark.parametrize('is_changed', [True, False])
-def test_a_batch_collates_as_its_elements_do(action: str, time_major: bool, is_changed: bool) -> None:
+def test_wrapper_batch_collates_as_its_elements(action: str, time_major: bool, is_changed: bool) -> None:
     """With any cat_1dim, which policies choose, and also if an element was changed."""
 
     def made(i: int) -> Dict[str, Any]:
@@ -255,7 +255,7 @@ def test_a_batch_collates_as_its_elements_do(action: str, time_major: bool, is_c
         assert is_same(collate(batch), collate([elements[row] for row in rows]))
 
 
-def test_the_calls_of_a_sequence_buffer() -> None:
+def test_wrapper_supports_calls_of_a_sequence_buffer() -> None:
     np.random.seed(0)
     buffer = filled('sequence')
     data = buffer.sample(6, 5, 0)
@@ -282,7 +282,7 @@ def test_sequences_do_not_mix_environments_that_elements_name() -> None:
         assert numbers == list(range(numbers[0], numbers[0] + 8, 2))
 
 
-def test_episodes_of_any_length() -> None:
+def test_wrapper_accepts_episodes_of_any_length() -> None:
     buffer = make('episode')
     lengths = [3, 3, 5, 2]
     buffer.push([[element(i) for i in range(length)] for length in lengths[:2]], 0)
@@ -296,7 +296,7 @@ def test_episodes_of_any_length() -> None:
     assert [len(episode) for episode in same.sample(2, 0)] == [3, 3]
 
 
-def test_rate_limit_of_pushes_and_samples() -> None:
+def test_rate_limit_of_the_wrapper_counts_both_sides() -> None:
     now = 0.0
     limits = Throughput(dict(push_sample_rate_limit=dict(min=1, max=4), window_seconds=10), lambda: now)
     assert limits.can_push(100)  # Nothing was sampled.
@@ -318,7 +318,7 @@ def test_rate_limit_of_pushes_and_samples() -> None:
     assert buffer.push_count == 50
 
 
-def test_the_flag_takes_over_what_the_config_has() -> None:
+def test_flag_moves_config_settings_to_the_store_buffer() -> None:
     main = EasyDict(store=dict(enable=True, prefetch=2, buffer_path='rows'))
     create = EasyDict(policy=dict(type='r2d2'), replay_buffer=dict(type='naive', max_use=3))
     assert ding_store.enable(main, create)
@@ -336,7 +336,7 @@ def test_the_flag_takes_over_what_the_config_has() -> None:
 
 
 @pytest.mark.parametrize('priority', [True, None])
-def test_a_path_survives(tmp_path: Path, priority: Any) -> None:
+def test_wrapper_with_a_path_survives_a_restart(tmp_path: Path, priority: Any) -> None:
     buffer = filled(path=str(tmp_path / 'rows'), priority=priority)
     priorities = [1000.0 if i == 7 else 1.0 for i in range(50)]
     buffer.update({'priority': priorities, 'replay_unique_id': list(range(50))})
@@ -347,7 +347,7 @@ def test_a_path_survives(tmp_path: Path, priority: Any) -> None:
     again.close()
 
 
-def test_uses_and_a_queue_survive(tmp_path: Path) -> None:
+def test_wrapper_uses_and_queue_survive_a_restart(tmp_path: Path) -> None:
     buffer = filled(path=str(tmp_path / 'uses'), max_use=2)
     rows = [each['replay_unique_id'] for each in buffer.sample(40, 0)]
     buffer.close()

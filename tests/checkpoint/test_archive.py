@@ -38,7 +38,7 @@ def same(one, other):
     return one == other
 
 
-def test_torch_reads_what_is_written(tmp_path, monkeypatch):
+def test_archive_written_is_read_by_torch(tmp_path, monkeypatch):
     filled = []
     monkeypatch.setattr(archive, '_fill', lambda *args, fill=archive._fill: filled.append(fill(*args)) or filled[-1])
     path = str(tmp_path / 'a.pth.tar')
@@ -49,7 +49,7 @@ def test_torch_reads_what_is_written(tmp_path, monkeypatch):
     assert filled == [True]  # by our own writes, not by torch.save under the interpreter's lock
 
 
-def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_returns(tmp_path, monkeypatch):
+def test_archive_write_syncs_bytes_then_name_before_it_returns(tmp_path, monkeypatch):
     """Which no kill can show, only a power cut."""
     path, done = str(tmp_path / 'a.pth.tar'), []
     fsync, replace = os.fsync, os.replace
@@ -68,21 +68,21 @@ def test_bytes_are_on_the_disk_before_their_name_and_the_name_before_it_returns(
     assert done == [('fsync', f'{path}.new'), ('replace', f'{path}.new', path), ('fsync', str(tmp_path))]
 
 
-def test_tensors_that_share_or_skip_memory_are_written_too(tmp_path):
+def test_archive_keeps_tensors_that_share_or_skip_memory(tmp_path):
     path, base = str(tmp_path / 'a.pth.tar'), torch.arange(24.0).reshape(4, 6)
     state = {'whole': base, 'view': base[1:], 'column': base[:, 2], 'twice': [base, base]}
     write_state(path, state)
     assert same(torch.load(path), state)
 
 
-def test_a_layout_that_is_not_known_is_left_to_torch(tmp_path, monkeypatch):
+def test_archive_of_an_unknown_layout_is_written_by_torch(tmp_path, monkeypatch):
     monkeypatch.setattr(archive, 'leaves', lambda tree: [torch.zeros(2)])
     path = str(tmp_path / 'a.pth.tar')
     write_state(path, state_of())
     assert same(torch.load(path, weights_only=True), state_of())
 
 
-def test_numpy_in_a_state(tmp_path):
+def test_archive_keeps_numpy_arrays(tmp_path):
     path = str(tmp_path / 'a.pth.tar')
     torch.save({'mean': np.arange(3.0), 'count': np.int64(4), 'flags': np.array([True])}, path)
     read = read_state(path)
@@ -95,7 +95,7 @@ class Evil:
         return (os.mkdir, ('evil',))
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
+def test_archive_that_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({'model': Evil()}, 'evil.pth.tar')
     write_state('cut.pth.tar', state_of())
@@ -111,7 +111,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('owns_memory', [True, False])
-def test_what_could_not_be_read_again_is_not_written(tmp_path, owns_memory):
+def test_archive_that_could_not_be_read_is_not_written(tmp_path, owns_memory):
     path, tensor = str(tmp_path / 'a.pth.tar'), torch.arange(6.0)
     write_state(path, state_of(10))
     with pytest.raises(CorruptPayload, match='mkdir'):
@@ -121,7 +121,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path, owns_memory):
 
 
 @pytest.mark.parametrize('kind', [lambda: (lambda: 0), threading.Lock, lambda: (i for i in ())])
-def test_what_nobody_can_pickle_is_no_error_of_another_kind(tmp_path, kind):
+def test_archive_of_unpicklable_objects_raises_corrupt_payload(tmp_path, kind):
     write_state(str(tmp_path / 'a'), state_of())
     with pytest.raises(CorruptPayload, match='cannot be written'):
         write_state(str(tmp_path / 'a'), {**state_of(), 'odd': kind()})
@@ -129,7 +129,7 @@ def test_what_nobody_can_pickle_is_no_error_of_another_kind(tmp_path, kind):
     read_state(str(tmp_path / 'a'))
 
 
-def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
+def test_archive_write_on_a_full_disk_keeps_the_old_file(tmp_path, monkeypatch):
     path = str(tmp_path / 'a.pth.tar')
     write_state(path, state_of(10))
 
@@ -144,7 +144,7 @@ def test_a_full_disk_leaves_the_old_one(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('owns_memory', [True, False])
-def test_a_file_that_torch_cannot_write_is_an_error_of_the_system(tmp_path, owns_memory):
+def test_archive_that_torch_cannot_write_raises_os_error(tmp_path, owns_memory):
     path, tensor = str(tmp_path / 'a.pth.tar'), torch.zeros(100_000)
     write_state(path, state_of(10))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -158,7 +158,7 @@ def test_a_file_that_torch_cannot_write_is_an_error_of_the_system(tmp_path, owns
     assert os.listdir(tmp_path) == ['a.pth.tar']
 
 
-def test_it_is_an_ordinary_archive_of_torch(tmp_path):
+def test_archive_has_the_entries_of_torch_save(tmp_path):
     path, plain = str(tmp_path / 'a.pth.tar'), io.BytesIO()
     write_state(path, state_of())
     torch.save(state_of(), plain)
@@ -179,7 +179,7 @@ def flipped(path, place, bit=3):
         file.write(bytes([byte ^ (1 << bit)]))
 
 
-def test_checksums_are_those_of_what_is_written(tmp_path):
+def test_archive_checksums_are_those_of_its_bytes(tmp_path):
     path = str(tmp_path / 'a.pth.tar')
     write_state(path, state_of())
     with zipfile.ZipFile(path) as file:
@@ -187,7 +187,7 @@ def test_checksums_are_those_of_what_is_written(tmp_path):
         assert all(info.CRC for info in file.infolist() if info.file_size)
 
 
-def test_damage_anywhere_is_noticed_or_does_no_harm(tmp_path):
+def test_archive_damaged_anywhere_is_refused_or_unchanged(tmp_path):
     path, expected = str(tmp_path / 'a.pth.tar'), state_of(20)
     write_state(path, expected)
     size, noticed = os.path.getsize(path), []
@@ -204,7 +204,7 @@ def test_damage_anywhere_is_noticed_or_does_no_harm(tmp_path):
     check_state(path)
 
 
-def test_a_damaged_pickle_of_any_kind_is_named(tmp_path):
+def test_archive_with_a_damaged_pickle_is_refused_by_name(tmp_path):
     """Without its checksum: of those that ``store.checkpoint.load`` names nobody knows who wrote them."""
     path = str(tmp_path / 'a.pth.tar')
     write_state(path, state_of(20))
@@ -218,7 +218,7 @@ def test_a_damaged_pickle_of_any_kind_is_named(tmp_path):
         flipped(path, place)
 
 
-def test_files_without_checksums_are_read(tmp_path, monkeypatch):
+def test_archive_without_checksums_is_read(tmp_path, monkeypatch):
     """As they were written at first."""
     path = str(tmp_path / 'a.pth.tar')
     monkeypatch.setattr(zlib, 'crc32', lambda data, value=0: 0)

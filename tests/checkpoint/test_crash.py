@@ -72,7 +72,7 @@ def kill_repeatedly(path, kills, seed):
     return None
 
 
-def test_killed_anywhere(tmp_path):
+def test_checkpoint_save_killed_anywhere_leaves_old_or_new(tmp_path):
     assert kill_repeatedly(str(tmp_path), KILLS, seed=KILLS) is None
 
 
@@ -104,6 +104,6 @@ def save_with_the_oldest_removed_first(self, train_iter, state):
         (CheckpointDir, 'save', save_with_the_oldest_removed_first),
     ],
 )
-def test_a_wrong_order_is_noticed(tmp_path, monkeypatch, where, name, mutant):
+def test_checkpoint_save_in_a_wrong_order_is_found(tmp_path, monkeypatch, where, name, mutant):
     monkeypatch.setattr(where, name, mutant)
     assert any(kill_repeatedly(str(tmp_path / str(i)), 10, seed=i) for i in range(20))

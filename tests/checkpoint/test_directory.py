@@ -25,7 +25,7 @@ def files(path):
     return sorted(name for name in os.listdir(path) if name.endswith('.pth.tar'))
 
 
-def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
+def test_checkpoints_kept_are_the_last_and_the_newest_is_read(tmp_path):
     directory = CheckpointDir(str(tmp_path), keep=2)
     assert directory.newest() is None
     assert directory.begin() is False
@@ -36,7 +36,7 @@ def test_the_last_ones_are_kept_and_the_newest_is_read(tmp_path):
     assert (os.path.basename(path), newest[EXTRA]['train_iter']) == ('iteration_100.pth.tar', 100)
 
 
-def test_a_damaged_one_is_passed_over(tmp_path):
+def test_checkpoint_that_is_damaged_is_passed_over(tmp_path):
     directory = CheckpointDir(str(tmp_path))
     directory.begin()
     for number in (1, 2):
@@ -45,7 +45,7 @@ def test_a_damaged_one_is_passed_over(tmp_path):
     assert directory.newest()[1][EXTRA]['train_iter'] == 1
 
 
-def test_one_with_a_wrong_weight_is_passed_over(tmp_path, caplog):
+def test_checkpoint_with_a_wrong_weight_is_passed_over(tmp_path, caplog):
     directory = CheckpointDir(str(tmp_path))
     directory.begin()
     for number in (1, 2):
@@ -60,7 +60,7 @@ def test_one_with_a_wrong_weight_is_passed_over(tmp_path, caplog):
     assert str(path) in caplog.text
 
 
-def test_a_damaged_one_does_not_push_out_others(tmp_path):
+def test_checkpoint_that_is_damaged_replaces_no_other(tmp_path):
     directory = CheckpointDir(str(tmp_path), keep=1)
     directory.begin()
     directory.save(20, state(20))
@@ -72,7 +72,7 @@ def test_a_damaged_one_does_not_push_out_others(tmp_path):
     assert files(tmp_path) == ['iteration_25.pth.tar']
 
 
-def test_checkpoints_of_others_are_left_alone(tmp_path):
+def test_directory_with_foreign_checkpoints_is_refused(tmp_path):
     torch.save(state(3), tmp_path / 'iteration_3.pth.tar')
     with pytest.raises(ConfigError, match=r'run\.json.*store\.checkpoint\.load'):
         CheckpointDir(str(tmp_path)).begin()
@@ -80,7 +80,7 @@ def test_checkpoints_of_others_are_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize('text', ['', '{', '{}', '[1]', '"run"'])
-def test_a_damaged_run_says_how_to_go_on(tmp_path, text):
+def test_run_file_that_is_damaged_is_refused_with_a_fix(tmp_path, text):
     """It is a ConfigError, for which nobody starts the learner again."""
     directory = CheckpointDir(str(tmp_path / 'run'))
     directory.begin()
@@ -91,7 +91,7 @@ def test_a_damaged_run_says_how_to_go_on(tmp_path, text):
     assert files(tmp_path / 'run') == ['iteration_3.pth.tar']
 
 
-def test_a_state_that_nobody_could_read_is_refused_at_once(tmp_path):
+def test_checkpoint_that_could_not_be_read_is_refused_at_once(tmp_path):
     directory = CheckpointDir(str(tmp_path))
     directory.begin()
     for _ in range(2):
@@ -102,7 +102,7 @@ def test_a_state_that_nobody_could_read_is_refused_at_once(tmp_path):
     assert os.listdir(tmp_path) == ['run.json']
 
 
-def test_a_run_is_resumed_until_it_ends_in_order(tmp_path):
+def test_run_is_resumed_until_it_finishes(tmp_path):
     directory = CheckpointDir(str(tmp_path))
     directory.begin()
     run = directory.run
@@ -120,7 +120,7 @@ def test_a_run_is_resumed_until_it_ends_in_order(tmp_path):
     assert files(tmp_path / 'previous') == ['iteration_7.pth.tar']
 
 
-def test_previous_holds_one_run(tmp_path):
+def test_previous_directory_holds_one_run(tmp_path):
     for number in (1, 2):
         directory = CheckpointDir(str(tmp_path))
         directory.begin()
@@ -131,7 +131,7 @@ def test_previous_holds_one_run(tmp_path):
     assert files(tmp_path / 'previous') == ['best.pth.tar', 'iteration_2.pth.tar']
 
 
-def test_a_kill_while_they_are_moved_there_loses_none(tmp_path):
+def test_checkpoints_killed_while_moved_to_previous_are_kept(tmp_path):
     def killed_at(directory, number):
         """At this call that renames or removes a file; whether there were so many."""
         child = os.fork()
@@ -172,7 +172,7 @@ def test_a_kill_while_they_are_moved_there_loses_none(tmp_path):
     assert number > 5
 
 
-def test_the_best_of_the_run(tmp_path):
+def test_best_checkpoint_is_that_of_the_current_run(tmp_path):
     directory = CheckpointDir(str(tmp_path))
     assert directory.save_best(state(1), 1.0) is False  # no run has begun
     directory.begin()
@@ -185,7 +185,7 @@ def test_the_best_of_the_run(tmp_path):
     assert directory.save_best(state(4), 0.1)  # of another run
 
 
-def test_one_process_saves_until_it_is_dead(tmp_path):
+def test_checkpoint_directory_is_locked_until_its_process_ends(tmp_path):
     """Two that take a directory for theirs resume from one another's, and write the same files."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -236,7 +236,7 @@ def asked_by_another(path):
     return 'refused' if os.waitpid(child, 0)[1] else 'claimed'
 
 
-def test_a_directory_that_knows_no_locks_will_do(tmp_path, monkeypatch):
+def test_checkpoint_directory_without_locks_is_accepted(tmp_path, monkeypatch):
     def unknown(*args):
         raise OSError(errno.ENOLCK, 'No locks available')
 
@@ -244,7 +244,7 @@ def test_a_directory_that_knows_no_locks_will_do(tmp_path, monkeypatch):
     CheckpointDir(str(tmp_path)).claim()
 
 
-def test_keep_is_checked(tmp_path):
+def test_checkpoint_keep_below_1_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r'keep \(0\)'):
         CheckpointDir(str(tmp_path), keep=0)
 

@@ -44,7 +44,7 @@ def equal(one, other):
     return torch.equal(one.cpu(), other.cpu()) if isinstance(one, torch.Tensor) else one == other
 
 
-def test_optimizer_steps_wait_for_the_copy_and_for_no_more(monkeypatch):
+def test_optimizer_steps_wait_only_for_the_copy(monkeypatch):
     training, may_copy, may_write, written = Training(), threading.Event(), threading.Event(), []
     complete = Snapshot.complete
     monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(60) and complete(self))
@@ -88,7 +88,7 @@ def test_snapshots_while_training_are_of_one_moment(device):
     assert pairs == [True] * 40
 
 
-def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
+def test_copies_from_a_gpu_follow_the_step_and_are_awaited(monkeypatch):
     """With fakes: whether a real one behaves so is tested above, where there is one."""
     did, gpu, empty = [], torch.device('cuda', 1), torch.empty
 
@@ -139,7 +139,7 @@ def test_copies_from_a_gpu_come_behind_the_step_and_are_waited_for(monkeypatch):
         assert snapshot.state['w'].tolist() == [5.0] * 3
 
 
-def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
+def test_changes_outside_of_a_step_are_found(monkeypatch, caplog):
     training, may_copy, written = Training(), threading.Event(), []
     complete = Snapshot.complete
     monkeypatch.setattr(Snapshot, 'complete', lambda self: may_copy.wait(60) and complete(self))
@@ -161,7 +161,7 @@ def test_changes_outside_of_a_step_are_noticed(monkeypatch, caplog):
     assert written == [True]
 
 
-def test_memory_is_used_again():
+def test_saver_reuses_its_memory():
     training, seen = Training(), []
     saver = Saver([training.optimizer])
     for _ in range(2):
@@ -170,7 +170,7 @@ def test_memory_is_used_again():
     assert seen[0] == seen[1]
 
 
-def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
+def test_saver_failing_to_write_loses_one_checkpoint_only(caplog):
     training, written = Training(), []
     saver = Saver([training.optimizer])
 
@@ -186,7 +186,7 @@ def test_a_write_that_fails_costs_that_checkpoint_only(caplog):
     assert len(written) == 1
 
 
-def test_a_state_that_cannot_be_copied_costs_that_checkpoint_only(caplog):
+def test_saver_failing_to_copy_loses_one_checkpoint_only(caplog):
     """No memory for its copy, or an object that none can be made of: training goes on."""
     training, written = Training(), []
     saver = Saver([training.optimizer])
@@ -202,7 +202,7 @@ def test_a_state_that_cannot_be_copied_costs_that_checkpoint_only(caplog):
     assert len(written) == 1
 
 
-def test_metadata_of_modules_stays():
+def test_metadata_of_modules_is_kept():
     training, snapshot = Training(), Snapshot([])
     snapshot.begin(training.state())
     assert snapshot.state['model']._metadata == training.model.state_dict()._metadata
@@ -259,7 +259,7 @@ def run_with(interval, clock, iteration_s, slowdown, writing_s, copying_s, secon
 
 
 @pytest.mark.parametrize(('copying_s', 'slowdown', 'writing_s'), [(0.05, 1.0, 0.1), (0.5, 1.3, 3.0), (0.0, 2.0, 20.0)])
-def test_the_overhead_stays_under_its_bound(copying_s, slowdown, writing_s):
+def test_interval_keeps_overhead_under_its_bound(copying_s, slowdown, writing_s):
     clock = Clock()
     interval = Interval(0.035, clock=clock)
     for _ in range(50):
@@ -272,7 +272,7 @@ def test_the_overhead_stays_under_its_bound(copying_s, slowdown, writing_s):
     assert interval.overhead == pytest.approx(cost / 4000, rel=0.2)
 
 
-def test_it_is_not_rarer_than_the_bound_asks_for():
+def test_interval_is_no_longer_than_the_bound_needs():
     clock = Clock()
     interval = Interval(0.035, clock=clock)
     interval.iterated(0.1, False)
@@ -280,7 +280,7 @@ def test_it_is_not_rarer_than_the_bound_asks_for():
     assert number == pytest.approx(2000 / 20, rel=0.1)  # 0.7 s of every 20 s
 
 
-def test_one_that_comes_before_its_time_is_paid_for_with_the_one_before():
+def test_interval_after_an_early_save_pays_for_both():
     """As that of the best evaluation so far does, whatever was spent a moment ago."""
     clock = Clock()
     interval = Interval(0.035, clock=clock)
@@ -301,7 +301,7 @@ def test_one_that_comes_before_its_time_is_paid_for_with_the_one_before():
     assert interval.next_s == pytest.approx(0.7 / 0.035)
 
 
-def test_a_fixed_interval_is_kept_whatever_it_costs():
+def test_interval_that_is_fixed_ignores_the_cost():
     clock = Clock()
     interval = Interval(0.035, fixed_s=5.0, clock=clock)
     _, number = run_with(interval, clock, 0.1, 1.5, 0.1, 1.0, 500.0)

@@ -59,7 +59,7 @@ def assert_roundtrip(elements):
     return schema, columns
 
 
-def test_dqn_transitions():
+def test_dqn_transitions_survive_columns():
     trajectories, episodes = collect(dqn_policy(), 40, eps=0.5)
     assert type(trajectories[0]) is ttorch.Tensor
     schema, columns = assert_roundtrip(trajectories)
@@ -91,7 +91,7 @@ def test_dqn_learns_the_same_from_a_decoded_batch(nstep):
     assert losses[0] == losses[1] == losses[2]
 
 
-def test_ppo_transitions():
+def test_ppo_transitions_survive_columns():
     sizes = {'actor_head_hidden_size': 8, 'critic_head_hidden_size': 8, 'encoder_hidden_size_list': [8, 8]}
     model = VAC(obs_shape=4, action_shape=2, action_space='discrete', **sizes)
     trajectories, _ = collect(make_policy(PPOPolicy, model, action_space='discrete'), 5)
@@ -99,7 +99,7 @@ def test_ppo_transitions():
     assert {'logit', 'value'} <= set(columns)
 
 
-def test_r2d2_sequences():
+def test_r2d2_sequences_survive_columns():
     """Stored as the episode buffer of the R2D2 example samples them: lists of steps, with a hidden state each."""
     model = DRQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[8, 8])
     policy = make_policy(R2D2Policy, model, burnin_step=1, learn_unroll_len=4, unroll_len=5)
@@ -109,7 +109,7 @@ def test_r2d2_sequences():
     assert any(name.startswith('prev_state') for name in schema.columns())
 
 
-def test_a_buffer_of_views_keeps_its_batch_but_columns_do_not():
+def test_columns_of_views_do_not_keep_the_whole_batch():
     """Each obs is a view of what all environments saw; DequeBuffer holds on to all of it, a column to one row."""
     trajectories, _ = collect(dqn_policy(), 2, eps=0.5)
     buffer = DequeBuffer(size=4)

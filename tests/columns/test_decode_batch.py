@@ -41,7 +41,7 @@ def mixed(i):
 @pytest.mark.parametrize('kind', [dqn, ppo, qmix, sac, impala_without_none, mixed], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize('cat_1dim', [True, False])
 @pytest.mark.parametrize('n', [1, 5])
-def test_equals_default_collate(kind, cat_1dim, n):
+def test_decode_batch_equals_default_collate(kind, cat_1dim, n):
     elements = [kind(i) for i in range(n)]
     schema, columns = columns_of(elements)
     batch = schema.decode_batch(columns, cat_1dim)
@@ -51,7 +51,7 @@ def test_equals_default_collate(kind, cat_1dim, n):
 
 @pytest.mark.parametrize('kind', [dqn, ppo, sac], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize('ignore_done', [True, False])
-def test_equals_default_preprocess_learn(kind, ignore_done):
+def test_decode_batch_equals_default_preprocess_learn(kind, ignore_done):
     """For continuous actions DI-engine keeps axes of size 1, and so does the batch, unasked."""
     elements = [kind(i) for i in range(5)]
     schema, columns = columns_of(elements)
@@ -59,14 +59,14 @@ def test_equals_default_preprocess_learn(kind, ignore_done):
     assert same(default_preprocess_learn(schema.decode_batch(columns), ignore_done=ignore_done), expected)
 
 
-def test_leaves_are_views_of_the_columns():
+def test_decode_batch_leaves_are_views_of_the_columns():
     schema, columns = columns_of([dqn(i) for i in range(4)])
     batch = schema.decode_batch(columns)
     for name, column in columns.items():
         assert batch[name].data_ptr() == column.ctypes.data
 
 
-def test_losses_and_weights_of_a_policy_are_identical():
+def test_decode_batch_gives_identical_losses_and_weights():
     elements = [dqn(i) for i in range(16)]
     schema, columns = columns_of(elements)
     results = [_train(elements), _train(schema.decode(columns)), _train(schema.decode_batch(columns))]
@@ -84,7 +84,7 @@ def _train(batch):
     return losses + [weight.double().sum().item() for weight in model.parameters()]
 
 
-def test_what_is_sometimes_none_stays_a_list():
+def test_decode_batch_of_a_leaf_sometimes_none_is_a_list():
     elements = [
         {
             'x': torch.ones(1) * i,
@@ -105,7 +105,7 @@ def test_what_is_sometimes_none_stays_a_list():
     assert schema.decode_batch(schema.encode(elements[:1])).state is None
 
 
-def test_sequences_have_batch_and_time_axes():
+def test_decode_batch_of_sequences_has_batch_and_time_axes():
     elements = [r2d2(i) for i in range(3)]
     schema, columns = columns_of(elements)
     batch = schema.decode_batch(columns)
@@ -124,7 +124,7 @@ def test_sequences_have_batch_and_time_axes():
 
 
 @pytest.mark.parametrize('element', [torch.ones(2), (torch.ones(2),), {0: torch.ones(2)}, [torch.ones(2)] * 2], ids=str)
-def test_elements_that_make_no_tree(element):
+def test_decode_batch_of_elements_that_are_no_tree(element):
     schema, columns = columns_of([element] * 2)
     with pytest.raises(SchemaMismatch, match='only mappings with str keys'):
         schema.decode_batch(columns)

@@ -41,13 +41,13 @@ NOT_COLUMNAR = {
 
 
 @pytest.mark.parametrize('message', NOT_COLUMNAR)
-def test_not_columnar(message):
+def test_schema_of_an_element_without_columns_is_refused(message):
     with pytest.raises(NotColumnar) as caught:
         Schema.infer([NOT_COLUMNAR[message]])
     assert message in str(caught.value)
 
 
-def test_nothing_to_infer_from():
+def test_schema_of_no_elements_is_refused():
     with pytest.raises(NotColumnar, match='from none'):
         Schema.infer([])
 
@@ -97,7 +97,7 @@ MISMATCHES = [
 
 @pytest.mark.parametrize(('one', 'other', 'message'), MISMATCHES, ids=[message for _, _, message in MISMATCHES])
 @pytest.mark.parametrize('n', [1, 3])
-def test_mismatch(one, other, message, n):
+def test_schema_mismatch_names_the_leaf_and_both_sides(one, other, message, n):
     schema = Schema.infer([one])
     for use in (
         lambda: schema.encode([one] * (n - 1) + [other]),
@@ -127,7 +127,7 @@ NONE_WHERE_NOT_OPTIONAL = [
 
 
 @pytest.mark.parametrize(('one', 'other', 'message'), NONE_WHERE_NOT_OPTIONAL)
-def test_none_where_it_is_not_expected_is_refused_until_merged(one, other, message):
+def test_unexpected_none_is_refused_until_merged(one, other, message):
     schema = Schema.infer([one])
     for elements in ([other], [one, other]):
         with pytest.raises(SchemaMismatch) as caught:
@@ -142,7 +142,7 @@ def test_none_where_it_is_not_expected_is_refused_until_merged(one, other, messa
     assert all(map(same, merged.decode(schema.encode([one, one])), [one, one]))
 
 
-def test_a_list_whose_columns_would_change_is_not_merged():
+def test_schema_merge_of_lists_with_changed_columns_is_refused():
     one = {'a': [{'x': f32(1), 'y': None}] * 2}
     other = {'a': [{'x': f32(1), 'y': f32(1)}, {'x': f32(1), 'y': f32(2)}]}
     with pytest.raises(SchemaMismatch, match="leaf 'a'"):
@@ -220,7 +220,7 @@ def test_encode_into_columns_of_any_strides():
     assert all(map(same, schema.decode({name: column[1:4] for name, column in columns.items()}), elements))
 
 
-def test_no_elements():
+def test_encode_of_no_elements_gives_empty_columns():
     schema = Schema.infer([dqn(0), dqn(1)])
     columns = schema.encode([])
     assert {name: (column.dtype, column.shape[1:]) for name, column in columns.items()} == schema.columns()
@@ -245,7 +245,7 @@ def test_decode_refuses_other_columns():
                 decode(wrong)
 
 
-def test_missing_columns_of_optional_leaves():
+def test_decode_without_an_optional_column_is_refused():
     new = Schema.infer([{'a': f32(1), 'b': f32(2)}, {'a': f32(1), 'b': None}])
     a, b = np.zeros((3, 1), 'f4'), np.zeros((3, 2), 'f4')
     assert [element['b'] for element in new.decode({'a': a})] == [None] * 3
@@ -256,7 +256,7 @@ def test_missing_columns_of_optional_leaves():
         new.decode({'a': a, 'b?': np.ones(3, 'u1')})
 
 
-def test_large_arrays_of_the_columns_that_are_named_are_not_copied():
+def test_encode_parts_does_not_copy_large_named_columns():
     shapes = {'frame': 5000, 'other': 5000, 'small': 3}
     steps = [{name: torch.rand(size) for name, size in shapes.items()} for _ in range(6)]
     elements = [steps[:3], steps[3:]]

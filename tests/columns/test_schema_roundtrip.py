@@ -38,7 +38,7 @@ def roundtrip(elements):
 
 @pytest.mark.parametrize('kind', ALL)
 @pytest.mark.parametrize('n', [1, 2, 7])
-def test_elements_of_algorithms(kind, n):
+def test_elements_of_algorithms_survive_columns(kind, n):
     roundtrip([ALL[kind](i) for i in range(n)])
 
 
@@ -49,7 +49,7 @@ TENSORS += [getattr(torch, name) for name in ('uint16', 'uint32', 'uint64', 'flo
 
 @pytest.mark.parametrize('dtype', TENSORS, ids=str)
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3), (0, 2)], ids=str)
-def test_tensor_dtypes_and_shapes(dtype, shape):
+def test_tensor_dtypes_and_shapes_survive_columns(dtype, shape):
     back = roundtrip([{'x': torch.ones(shape).to(dtype)}, {'x': torch.zeros(shape).to(dtype)}])
     assert back[0]['x'].dtype == dtype
 
@@ -59,7 +59,7 @@ ARRAYS = ['?', 'u1', 'i1', '<u2', '<i4', '<i8', '<u8', '<f2', '<f4', '<f8', '<c8
 
 @pytest.mark.parametrize('dtype', ARRAYS)
 @pytest.mark.parametrize('shape', [(), (1,), (2, 3), (0, 2)], ids=str)
-def test_array_dtypes_and_shapes(dtype, shape):
+def test_array_dtypes_and_shapes_survive_columns(dtype, shape):
     roundtrip([{'x': np.ones(shape, dtype)}, {'x': np.zeros(shape, dtype)}])
 
 
@@ -91,7 +91,7 @@ def test_scalars_keep_their_python_type(value):
     ],
     ids=lambda element: str(type(element).__name__),
 )
-def test_containers(element):
+def test_containers_survive_columns(element):
     roundtrip([element])
     roundtrip([element, element, element])
 
@@ -106,7 +106,7 @@ def test_plain_containers_inside_a_tree_stay_plain():
     roundtrip([make([(torch.ones(2), torch.zeros(2)), None]), make([None, None]), make(None)])
 
 
-def test_none_at_every_level():
+def test_none_at_every_level_survives_columns():
     x, y = torch.ones(2), np.float32(3)
     steps = [{'h': x, 'c': None}, None, {'h': x, 'c': y}]
     elements = [
@@ -119,7 +119,7 @@ def test_none_at_every_level():
         roundtrip(some)
 
 
-def test_what_is_none_reads_as_zero():
+def test_columns_of_none_are_zero():
     schema = Schema.infer([{'x': torch.ones(2), 'y': torch.ones(1)}, {'x': None, 'y': torch.ones(1)}])
     columns = {name: np.full((2,) + shape, 7, dtype) for name, (dtype, shape) in schema.columns().items()}
     schema.encode_into(columns, 0, [{'x': None, 'y': torch.ones(1)}, {'x': torch.ones(2), 'y': torch.ones(1)}])
@@ -127,7 +127,7 @@ def test_what_is_none_reads_as_zero():
     assert columns['x?'].tolist() == [0, 1]
 
 
-def test_lists_of_equal_items_get_a_time_axis_and_others_do_not():
+def test_lists_of_equal_items_only_get_a_time_axis():
     schema = Schema.infer([{'same': [{'x': np.ones(3)}] * 4, 'differ': [np.ones(3), np.ones(2)], 'pair': (1, 2)}])
     float64, int64 = np.dtype('float64'), np.dtype('int64')
     assert schema.columns() == {
@@ -139,7 +139,7 @@ def test_lists_of_equal_items_get_a_time_axis_and_others_do_not():
     }
 
 
-def test_views_are_stored_alone_and_inputs_untouched():
+def test_views_are_stored_alone_and_inputs_unchanged():
     batch = torch.arange(4000.0).reshape(1000, 4)
     elements = [{'obs': batch[i], 'step': [{'x': batch[i, :2]}, {'x': batch[i, 2:]}]} for i in range(2)]
     before = copy.deepcopy(elements)
@@ -163,7 +163,7 @@ LAYOUTS = {
 @pytest.mark.parametrize('layout', LAYOUTS)
 @pytest.mark.parametrize('size', [3, 3000], ids=['small', 'large'])
 @pytest.mark.parametrize('n', [1, 3])
-def test_memory_layouts(layout, size, n):
+def test_arrays_of_any_memory_layout_survive_columns(layout, size, n):
     elements = [{'x': LAYOUTS[layout](np.random.randn(2, size)), 'y': torch.randn(size, 2).T} for _ in range(n)]
     roundtrip(elements)
     roundtrip([[element, element] for element in elements])
@@ -198,7 +198,7 @@ def test_decoded_leaves_are_views_but_never_of_read_only_columns():
     assert columns['obs'][0].any()
 
 
-def test_pickle_and_deepcopy():
+def test_schema_survives_pickle_and_deepcopy():
     schema = Schema.infer([dqn(0)])
     columns = schema.encode([dqn(1)])
     for other in (pickle.loads(pickle.dumps(schema)), copy.deepcopy(schema)):  # noqa: S301
@@ -245,12 +245,12 @@ def test_namedtuples_of_another_process_keep_name_and_fields():
     ],
     ids=str,
 )
-def test_json_that_is_no_schema(element):
+def test_schema_from_other_json_is_refused(element):
     with pytest.raises(SchemaMismatch, match='not a schema'):
         Schema.from_json({'format': 1, 'element': element})
 
 
-def test_json_of_another_format_or_too_deep():
+def test_schema_from_json_of_another_format_is_refused():
     with pytest.raises(SchemaMismatch, match='format 1'):
         Schema.from_json({'format': 2})
     deep = ['none']
@@ -317,7 +317,7 @@ def _tree(items):
 
 @settings(max_examples=200, deadline=None)
 @given(plan=SHAPES_OF_ELEMENTS, n=st.integers(1, 4), seed=st.integers(0, 2**32 - 1))
-def test_any_structure_comes_back(plan, n, seed):
+def test_random_structures_survive_columns(plan, n, seed):
     rng = np.random.default_rng(seed)
     elements = [{'anchor': np.ones(1), 'rest': build(plan, rng)} for _ in range(n)]
     try:

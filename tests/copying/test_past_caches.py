@@ -29,13 +29,13 @@ def is_compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     past_caches._compiled.cache_clear()
 
 
-def test_it_is_compiled_where_numba_is(is_compiled: bool) -> None:
+def test_copy_past_caches_is_compiled_if_numba_is_installed(is_compiled: bool) -> None:
     assert (past_caches._load() is not None) == is_compiled
 
 
 @pytest.mark.parametrize('size', [SIZE - 1, SIZE, SIZE + 1, SIZE + 63, SIZE + 64, 3 * SIZE + 130])
 @pytest.mark.parametrize('places', [(0, 0), (1, 0), (0, 1), (63, 7), (8, 40)])
-def test_every_byte_and_no_other(size: int, places: tuple, is_compiled: bool) -> None:
+def test_copy_past_caches_copies_exactly_the_given_bytes(size: int, places: tuple, is_compiled: bool) -> None:
     at, of = places
     rng = np.random.default_rng(size + at)
     source, target = (rng.integers(0, 256, size + 200, np.uint8) for _ in range(2))
@@ -63,13 +63,13 @@ def floats(*shape: int) -> Any:
     ],
     ids=['plain', 'wider', 'transposed', 'with gaps', 'broadcast', 'other byte order', 'objects', 'nothing'],
 )
-def test_arrays_of_all_kinds(make: Callable[[], tuple], is_compiled: bool) -> None:
+def test_copy_past_caches_copies_arrays_of_all_kinds(make: Callable[[], tuple], is_compiled: bool) -> None:
     target, source = make()
     copy_past_caches(target, source)
     assert (target == source).all()
 
 
-def test_what_numpy_refuses_is_refused(is_compiled: bool) -> None:
+def test_copy_past_caches_refuses_what_numpy_refuses(is_compiled: bool) -> None:
     target, source = np.zeros((300, 200), np.float32), floats(300, 200)
     target.flags.writeable = False
     with pytest.raises(ValueError, match='read-only'):
@@ -82,7 +82,9 @@ def test_what_numpy_refuses_is_refused(is_compiled: bool) -> None:
 
 
 @pytest.mark.parametrize('shared', [1 << 40, 1 << 20], ids=['one thread', 'several'])
-def test_buffers_behind_each_other(shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_past_caches_joins_buffers_in_order(
+    shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', shared)
     monkeypatch.setattr(past_caches, '_PIECE_BYTES', 100_000)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(8))
@@ -95,7 +97,9 @@ def test_buffers_behind_each_other(shared: int, is_compiled: bool, monkeypatch: 
 
 
 @pytest.mark.parametrize('shared', [1 << 40, 1], ids=['one thread', 'several'])
-def test_copies_of_all_kinds_at_once(shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_past_caches_works_in_several_threads(
+    shared: int, is_compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', shared)
     monkeypatch.setattr(past_caches, '_PIECE_BYTES', 100_000)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(8))
@@ -112,7 +116,7 @@ def test_copies_of_all_kinds_at_once(shared: int, is_compiled: bool, monkeypatch
     assert all((target == source).all() for target, source in pairs)
 
 
-def test_where_no_thread_can_be_started_the_caller_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_past_caches_without_threads_copies_in_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -125,7 +129,7 @@ def test_where_no_thread_can_be_started_the_caller_copies(monkeypatch: pytest.Mo
     assert target.tobytes() == source
 
 
-def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_past_caches_raises_errors_of_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
     monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: range(2))
     with pytest.raises(ValueError, match='broadcast'):
@@ -180,7 +184,7 @@ def test_compiling_loops_is_announced_once_on_stderr(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize('text', ['32768K\n', None, 'unknown'])
-def test_what_is_filled_again_while_caches_hold_it_goes_through_them(
+def test_memory_reused_within_the_cache_size_is_copied_normally(
     text: Optional[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel's word, or 32 MB where it has none."""

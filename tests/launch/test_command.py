@@ -57,7 +57,7 @@ def gone(pids, timeout_s=DEADLINE_S):
         time.sleep(0.02)  # they are no children of ours: nobody tells us
 
 
-def test_two_jobs_that_start_together_do_not_meet(run, tmp_path):
+def test_two_jobs_that_start_together_stay_apart(run, tmp_path):
     with job(workers(run, 0, 2), tmp_path, name='a') as a, job(workers(run, 0, 2), tmp_path, name='b') as b:
         a.wait_for(lambda: (a.text + b.text).count('refused') == 2, 'a job of which both are refused')
         one, other = (b, a) if 'refused' in a.text else (a, b)
@@ -116,7 +116,7 @@ def tell(started, number):
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_last_checkpoint_is_written_though_the_command_is_told_to_end(run, tmp_path, number):
+def test_command_terminated_waits_for_the_last_checkpoint(run, tmp_path, number):
     with in_its_last_save(run, tmp_path) as (started, learner, gate):
         tell(started, number)
         told = time.monotonic()
@@ -130,7 +130,7 @@ def test_a_last_checkpoint_is_written_though_the_command_is_told_to_end(run, tmp
     assert json.loads((tmp_path / 'checkpoints' / 'run.json').read_text())['finished'] is not None
 
 
-def test_told_twice_a_command_writes_no_last_checkpoint(run, tmp_path):
+def test_command_signalled_twice_writes_no_last_checkpoint(run, tmp_path):
     with in_its_last_save(run, tmp_path) as (started, learner, gate):
         for text in ('waiting for the last checkpoint', ''):
             tell(started, signal.SIGTERM)
@@ -140,7 +140,7 @@ def test_told_twice_a_command_writes_no_last_checkpoint(run, tmp_path):
     assert [path.name for path in (tmp_path / 'checkpoints').glob('*.tar')] == ['iteration_1.pth.tar']
 
 
-def test_what_ignores_every_signal_is_killed_after_a_while(tmp_path):
+def test_process_that_ignores_signals_is_killed_at_the_end(tmp_path):
     code = (
         'import signal, subprocess, sys, time\n'
         'for number in (signal.SIGINT, signal.SIGTERM):\n    signal.signal(number, signal.SIG_IGN)\n'
@@ -158,7 +158,7 @@ def test_what_ignores_every_signal_is_killed_after_a_while(tmp_path):
         gone([int(pid.read_text())])
 
 
-def test_what_cannot_be_killed_is_named_and_left_alone(tmp_path):
+def test_process_that_cannot_be_killed_is_named_and_left(tmp_path):
     code = (
         'import os, sys\n'
         'from ding_store.launch import command\n'
@@ -173,12 +173,12 @@ def test_what_cannot_be_killed_is_named_and_left_alone(tmp_path):
         assert f'cannot be killed, and left alone: processes [{int(pid.read_text())}' in started.text
 
 
-def test_the_exit_code_is_the_commands(tmp_path):
+def test_run_returns_the_exit_code_of_its_command(tmp_path):
     with job(ding_store('run', '--', sys.executable, '-c', 'raise SystemExit(3)'), tmp_path) as started:
         assert started.wait() == 3
 
 
-def test_processes_that_may_not_be_looked_at_are_passed_over(monkeypatch):
+def test_processes_that_cannot_be_read_are_passed_over(monkeypatch):
     def hidden(path):
         if path == '/proc/1/stat':
             raise PermissionError(path)
@@ -190,7 +190,7 @@ def test_processes_that_may_not_be_looked_at_are_passed_over(monkeypatch):
     assert 1 not in found
 
 
-def test_a_run_that_ends_while_join_looks_around_is_not_begun_anew(redis_server, monkeypatch):
+def test_join_of_a_run_that_ends_meanwhile_is_refused(redis_server, monkeypatch):
     run = f'ending-{uuid.uuid4().hex[:8]}'
     config = StoreConfig(enable=True, url=redis_server.url, run=run, heartbeat_s=0.1)
     with open_store(redis_server.url, run) as store:

@@ -49,12 +49,12 @@ def test_settings_are_literals_or_strings():
     ('word', 'fix'),
     [('max_lead', 'should read like'), ('run=x', '--run'), ('url=redis://h', '--store'), ('enable=1', 'on')],
 )
-def test_settings_that_cannot_be_set_so(word, fix):
+def test_settings_that_cannot_be_parsed_are_refused(word, fix):
     with pytest.raises(ConfigError, match=fix):
         parse_settings([word])
 
 
-def test_settings_reach_the_processes_and_win(tmp_path):
+def test_settings_reach_the_processes_and_override_the_config(tmp_path):
     code = (
         'from ding_store.config import StoreConfig\n'
         "config = StoreConfig.from_block({'max_lead': 7, 'prefetch': 1})\n"
@@ -65,7 +65,7 @@ def test_settings_reach_the_processes_and_win(tmp_path):
 
 
 @pytest.mark.parametrize('command', [['run'], ROLES, JOIN])
-def test_settings_are_judged_before_anything_starts(tmp_path, command):
+def test_settings_are_checked_before_the_start(tmp_path, command):
     ran = tmp_path / 'ran'
     script = tmp_path / 'main.py'
     script.write_text(f"open({str(ran)!r}, 'w')\n")
@@ -74,7 +74,7 @@ def test_settings_are_judged_before_anything_starts(tmp_path, command):
     assert not ran.exists()
 
 
-def test_a_run_that_nobody_is_in_is_not_joined(tmp_path, redis_server):
+def test_join_of_a_run_without_processes_is_refused(tmp_path, redis_server):
     pytest.importorskip('ding')
     script = tmp_path / 'main.py'
     script.write_text("open('ran', 'w')\n")
@@ -85,7 +85,7 @@ def test_a_run_that_nobody_is_in_is_not_joined(tmp_path, redis_server):
     assert (tmp_path / 'ran').exists()
 
 
-def test_a_run_that_starts_is_joined_once_somebody_is_in_it(capsys):
+def test_join_of_a_starting_run_waits_for_its_first_process(capsys):
     pytest.importorskip('ding')
     from ding_store.launch.join import living
     from ding_store.middleware.claim import claim_run
@@ -109,7 +109,7 @@ def test_a_run_that_starts_is_joined_once_somebody_is_in_it(capsys):
 
 
 @pytest.mark.parametrize('how', ['gone', 'elsewhere', 'hangs'])
-def test_a_launch_that_brings_nobody_is_not_waited_for(how, monkeypatch):
+def test_join_does_not_wait_for_a_dead_launcher(how, monkeypatch):
     pytest.importorskip('ding')
     from ding_store.launch.join import living
     from ding_store.middleware import claim
@@ -125,17 +125,17 @@ def test_a_launch_that_brings_nobody_is_not_waited_for(how, monkeypatch):
             living(store, config)
 
 
-def test_status_of_a_run_that_is_not_on_the_server(tmp_path, redis_server):
+def test_status_of_a_run_not_on_the_server_is_refused(tmp_path, redis_server):
     assert "there is no run 'nobody' at " in said(tmp_path, 'status', '--store', redis_server.url, '--run', 'nobody')
 
 
 @pytest.mark.parametrize('seconds', ['-1', '0', 'nan', 'often'])
-def test_a_watch_needs_seconds(tmp_path, seconds):
+def test_status_watch_without_seconds_is_refused(tmp_path, seconds):
     assert 'number of seconds above 0' in said(tmp_path, 'status', f'--watch={seconds}')
 
 
 @pytest.mark.parametrize('command', [ROLES, JOIN, ['status']])
-def test_memory_is_for_one_process(tmp_path, command):
+def test_memory_store_across_processes_is_refused(tmp_path, command):
     script = [] if command == ['status'] else ['--', 'python', PIPELINES / 'tiny_dqn.py']
     assert 'one process only' in said(tmp_path, *command, '--store', 'memory://', *script)
 
@@ -157,21 +157,21 @@ def test_memory_is_for_one_process(tmp_path, command):
         (['gc', '--dir', 'nowhere'], "--dir 'nowhere': there is no such directory"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_starts(tmp_path, arguments, fix):
+def test_options_that_are_wrong_are_refused_before_the_start(tmp_path, arguments, fix):
     (tmp_path / 'file').touch()
     text = said(tmp_path, *arguments)
     assert fix in text
     assert 'failed with exit code' not in text
 
 
-def test_settings_in_the_environment_that_are_no_dict(monkeypatch):
+def test_settings_in_the_environment_not_a_dict_are_refused(monkeypatch):
     for text in ('{x', '3'):
         monkeypatch.setenv(ENV_SETTINGS, text)
         with pytest.raises(ConfigError, match='DING_STORE_SETTINGS .* must be a dict'):
             StoreConfig.from_block({})
 
 
-def test_a_file_gets_its_first_line_of_progress_soon():
+def test_display_writes_its_first_line_to_a_file_at_once():
     out = io.StringIO()
     with open_store('memory://', stream_options=STREAM_OPTIONS) as store:
         display = Display(store, out, file_every_s=3600.0, first_s=0.0)
@@ -191,7 +191,7 @@ class Unread(io.StringIO):
         raise BrokenPipeError(32, 'Broken pipe')
 
 
-def test_a_run_is_shown_to_nobody_where_who_read_it_has_gone(tmp_path):
+def test_display_without_a_reader_writes_to_devnull(tmp_path):
     with open(tmp_path / 'out', 'wb') as file, open_store('memory://', stream_options=STREAM_OPTIONS) as store:
         out = Unread(file)
         display = Display(store, out, file_every_s=0.0, first_s=0.0)
@@ -200,7 +200,7 @@ def test_a_run_is_shown_to_nobody_where_who_read_it_has_gone(tmp_path):
         assert os.path.samefile(f'/proc/self/fd/{out.fileno()}', os.devnull)
 
 
-def test_head_ends_what_only_prints_and_not_a_run(tmp_path):
+def test_closed_pipe_ends_status_but_not_a_run(tmp_path):
     """A run that is piped to it goes on: hours of training are not to be lost for it."""
     script, figures = tmp_path / 'main.py', tmp_path / 'figures.json'
     script.write_text("import sys\nsys.exit('in vain')\n")
@@ -237,7 +237,7 @@ HOSTILE = [
 ]
 
 
-def test_status_passes_over_reports_no_process_of_ours_writes(tmp_path, redis_server):
+def test_status_passes_over_foreign_reports(tmp_path, redis_server):
     where = ['--store', redis_server.url, '--run', 'hostile']
     with open_store(redis_server.url, 'hostile', stream_options=STREAM_OPTIONS) as store:
         for role, name in (('collector', 'c'), ('learner', 'l'), ('evaluator', 'e')):
@@ -272,13 +272,13 @@ def test_run_in_odd_directories_shares_no_store(tmp_path):
         )
 
 
-def test_run_takes_the_name_of_any_experiment(tmp_path):
+def test_run_accepts_the_name_of_any_experiment(tmp_path):
     first = said(tmp_path, 'run', '--run', '实验/pong', '--', sys.executable, '-c', COUNT, code=0)
     assert re.search(r'^pong-\w{8} holds 1$', first, re.M), first
 
 
 @pytest.mark.parametrize('call', ['status', 'run -- python -c pass'])
-def test_command_in_a_deleted_directory_says_so(call, tmp_path):
+def test_command_in_a_deleted_directory_is_refused(call, tmp_path):
     command = f'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m ding_store.cli {call}'
     run = subprocess.run(
         ['sh', '-c', command, sys.executable],

@@ -25,7 +25,7 @@ from ding_store.storage.testing.faulty import FaultyStore  # noqa: E402
     ('role', 'run_failed', 'fails'),
     [('evaluator', False, False), ('evaluator', True, True), ('learner', False, True)],
 )
-def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, role, run_failed, fails):
+def test_evaluator_killed_after_the_end_does_not_fail_the_run(tmp_path, role, run_failed, fails):
     pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
     process = Process(role, 1, pid, os.pidfd_open(pid), tmp_path / 'log', '')
     said = []
@@ -39,7 +39,7 @@ def test_an_evaluator_in_its_last_evaluation_does_not_fail_the_run(tmp_path, rol
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
 
 
-def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monkeypatch):
+def test_learner_writing_its_last_checkpoint_is_awaited(tmp_path, monkeypatch):
     said, killed, writers = [], [], {1}
     monkeypatch.setattr(os, 'kill', lambda pid, number: killed.append((pid, number.name)))
     monkeypatch.setattr(job_module, 'is_saving', lambda pid: pid in writers)
@@ -66,7 +66,7 @@ def test_a_learner_that_writes_its_last_checkpoint_is_waited_for(tmp_path, monke
     assert hurry(SAVE_S + 1) == [(1, 'SIGKILL'), (2, 'SIGKILL')]
 
 
-def test_an_interrupt_while_the_end_is_waited_for_leaves_the_watch_on(tmp_path, monkeypatch):
+def test_interrupt_during_the_end_keeps_the_watch_running(tmp_path, monkeypatch):
     pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
     process, looks = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', ''), []
 
@@ -87,9 +87,7 @@ def test_an_interrupt_while_the_end_is_waited_for_leaves_the_watch_on(tmp_path, 
 
 @pytest.mark.parametrize('is_forgotten', [False, True])
 @pytest.mark.parametrize(('code', 'num_restarts'), [(1, 1), (os.EX_CONFIG, 0)])
-def test_a_learner_whose_settings_are_wrong_is_not_started_again(
-    tmp_path, monkeypatch, code, num_restarts, is_forgotten
-):
+def test_learner_with_wrong_settings_is_not_restarted(tmp_path, monkeypatch, code, num_restarts, is_forgotten):
     """Nor does another one stay away because the server lost its memory, and with it that there are checkpoints."""
     log, said, restarted = tmp_path / 'log', [], []
     log.touch()
@@ -108,7 +106,7 @@ def test_a_learner_whose_settings_are_wrong_is_not_started_again(
     assert ('ConfigError' in ''.join(said)) == (job.failed is not None) == (num_restarts == 0)
 
 
-def test_a_socket_may_be_removed_by_who_listened_there_at_the_same_moment(tmp_path, monkeypatch):
+def test_socket_removed_by_its_listener_meanwhile_is_no_error(tmp_path, monkeypatch):
     """nng unlinks it in a thread of its own."""
     path = tmp_path / 'a.ipc'
     path.touch()
@@ -118,7 +116,7 @@ def test_a_socket_may_be_removed_by_who_listened_there_at_the_same_moment(tmp_pa
     remove_address(f'ipc://{path}')
 
 
-def test_a_store_that_is_away_at_the_end_takes_no_result(tmp_path, monkeypatch):
+def test_store_away_at_the_end_leaves_the_result_unchanged(tmp_path, monkeypatch):
     job, out = Job(None, {}, StoreConfig(), tmp_path), io.StringIO()
     with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
         Member('c', 'collector', 2, figures={'rows': 8}).report(store)
@@ -138,7 +136,7 @@ def test_a_store_that_is_away_at_the_end_takes_no_result(tmp_path, monkeypatch):
     assert 'could not be retired' in out.getvalue()
 
 
-def test_at_maxmemory_a_process_that_died_is_started_again_unreported(forgetful_server):
+def test_process_death_at_maxmemory_ends_no_run(forgetful_server):
     """That nobody can be told of its death is no reason to end the run."""
     with open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) as store, forgetful_server.client() as client:
         member = Member('l', 'learner', 0, host=os.uname().nodename)

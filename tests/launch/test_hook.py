@@ -17,7 +17,7 @@ def run_hooked(code, cwd):
     return done.stdout.decode()
 
 
-def test_names_can_be_called_checked_and_subclassed(tmp_path):
+def test_replaced_names_can_be_called_checked_and_subclassed(tmp_path):
     run_hooked(
         """
         from ding.data import Buffer, DequeBuffer
@@ -55,7 +55,7 @@ def test_names_can_be_called_checked_and_subclassed(tmp_path):
     )
 
 
-def test_a_sitecustomize_of_the_users_own_still_runs(tmp_path):
+def test_sitecustomize_of_the_user_still_runs(tmp_path):
     (tmp_path / 'sitecustomize.py').write_text('import builtins; builtins.was_here = True\n')
     command = ding_store('run', '--', sys.executable, '-c', 'assert was_here')
     extra = environment()
@@ -84,7 +84,7 @@ def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
     )
 
 
-def test_a_command_ends_when_its_config_is_written(tmp_path):
+def test_command_ends_when_its_config_is_written(tmp_path):
     """A container ends with its command: what is written later is lost. Formatting takes long on a busy machine."""
     run_hooked(
         """
@@ -107,7 +107,7 @@ def test_a_command_ends_when_its_config_is_written(tmp_path):
     assert (tmp_path / 'config.py').read_text() == "exp_config = {'seed': 1}\n"
 
 
-def test_a_config_that_cannot_be_written_says_why_beside_it(tmp_path):
+def test_config_that_cannot_be_written_leaves_an_error_file(tmp_path):
     (tmp_path / 'config.py').mkdir()
     run_hooked(
         """
@@ -125,7 +125,7 @@ def test_a_config_that_cannot_be_written_says_why_beside_it(tmp_path):
     assert 'IsADirectoryError' in (tmp_path / 'config.py.error').read_text()
 
 
-def test_a_config_is_written_though_its_writer_inherits_garbage(tmp_path):
+def test_config_is_written_by_a_fork_that_inherits_garbage(tmp_path):
     """nng aborts a forked process whose collector of garbage closes what its parent had opened."""
     run_hooked(
         """
@@ -158,7 +158,7 @@ def said_at_the_end(code, cwd):
     return [line.partition(': ')[2] for line in done.stderr.splitlines() if line.startswith('ding-store: ')]
 
 
-def test_names_from_their_own_modules_are_replaced(tmp_path):
+def test_names_imported_from_their_modules_are_replaced(tmp_path):
     said = said_at_the_end(
         """
         from ding.data.buffer.deque_buffer import DequeBuffer
@@ -182,7 +182,7 @@ def test_names_from_their_own_modules_are_replaced(tmp_path):
     assert said == ['on the store: replay']
 
 
-def test_buffers_made_by_name_are_the_stores(tmp_path):
+def test_buffers_created_by_name_are_store_buffers(tmp_path):
     """As 24 of dizoo's mains make them: from the config that was compiled with the class."""
     said = said_at_the_end(
         """
@@ -209,7 +209,7 @@ def test_buffers_made_by_name_are_the_stores(tmp_path):
     assert said == ['on the store: replay']
 
 
-def test_what_was_not_on_the_store_is_named_at_the_end(tmp_path):
+def test_end_report_names_buffers_not_on_the_store(tmp_path):
     said = said_at_the_end(
         """
         import os
@@ -250,6 +250,6 @@ def test_parts_of_a_pipeline_are_named_at_the_end(tmp_path):
     assert said == ['on the store: replay']
 
 
-def test_a_command_without_the_store_says_so_at_the_end(tmp_path):
+def test_end_report_of_a_command_without_the_store(tmp_path):
     (said,) = said_at_the_end('import ding.data', tmp_path)
     assert said.startswith('on the store: nothing of this command. It made no replay buffer')

@@ -51,7 +51,7 @@ def logs(tmp_path):
         ('roles', signal.SIGHUP, True),
     ],
 )
-def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
+def test_interrupted_run_saves_what_it_trained(tmp_path, kind, number, everybody):
     """A terminal tells the whole group, as Slurm and systemd do; Kubernetes tells the first process."""
     roles = ['--roles', 'learner=1,collector=2']
     command = [*roles, '--', 'python', TINY, *TINY_ARGUMENTS] if kind == 'roles' else ['--', *ditask(tmp_path)]
@@ -70,7 +70,7 @@ def test_what_was_trained_is_on_the_disk(tmp_path, kind, number, everybody):
     assert (before, last >= known) == (first, True)
 
 
-def test_what_was_trained_is_on_the_disk_while_the_store_is_away(tmp_path, own_server):
+def test_interrupted_run_saves_while_the_store_is_away(tmp_path, own_server):
     """Ctrl-C is not to wait for it: nobody would, and who kills the launcher kills the learner before it has saved."""
     options = ['--store', own_server.url, '--set', f'reconnect_timeout_s={2 * DEADLINE_S}']
     command = [*RUN, *options, '--roles', 'learner=1,collector=2', '--', 'python', TINY, *TINY_ARGUMENTS]
@@ -86,7 +86,7 @@ def test_what_was_trained_is_on_the_disk_while_the_store_is_away(tmp_path, own_s
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
-def test_a_script_by_itself_that_is_told_twice_at_once_saves_what_it_trained(tmp_path, number):
+def test_script_signalled_twice_at_once_saves_what_it_trained(tmp_path, number):
     """By who tells the whole group, and by its launcher, which hands on what it was told."""
     command = ding_store(*RUN, '--', sys.executable, TINY, *TINY_ARGUMENTS, '--fail', 99)
     with job(command, tmp_path) as run:

@@ -51,7 +51,7 @@ def balanced(text):
     return rows
 
 
-def test_cartpole_converges_and_the_books_balance(tmp_path):
+def test_cartpole_converges_and_its_counts_agree(tmp_path):
     with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
         assert run.wait() == 0, run.text
         rows = balanced(run.text)
@@ -65,7 +65,7 @@ def test_cartpole_converges_and_the_books_balance(tmp_path):
 
 
 @pytest.mark.parametrize('late', ['learner=4', 'collector=4', 'evaluator=4'])
-def test_any_start_order(tmp_path, late):
+def test_job_trains_in_any_start_order(tmp_path, late):
     options = ['--delay', late, '--set', 'wait_warn_s=60', '--json', tmp_path / 'figures.json']
     arguments = ['run', '--run', 'r', '--roles', ROLES, *options]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
@@ -77,7 +77,7 @@ def test_any_start_order(tmp_path, late):
     assert 'waiting for' not in ''.join(p.read_text() for p in Path(tmp_path, '.ding_store/r/logs').iterdir())
 
 
-def test_collector_that_fails_after_the_end_does_not_fail_the_run(tmp_path):
+def test_collector_failing_after_the_end_does_not_fail_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(
         'import runpy, sys\n'
@@ -94,7 +94,7 @@ def test_collector_that_fails_after_the_end_does_not_fail_the_run(tmp_path):
 
 
 @pytest.mark.parametrize('cpu_roles', ['', 'collector,evaluator'])
-def test_roles_that_use_no_gpu(tmp_path, cpu_roles):
+def test_roles_without_a_gpu_do_not_see_one(tmp_path, cpu_roles):
     script = tmp_path / 'main.py'
     script.write_text(
         'import os, runpy\n'
@@ -147,7 +147,7 @@ def test_joined_processes_leave_with_the_run_that_finishes(tmp_path):
     assert 'all processes had left' in run.text
 
 
-def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
+def test_killed_collector_loses_only_its_unfinished_chunk(tmp_path):
     arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
         pid = run.wait_for(lambda: members(tmp_path, 'collector'), 'collectors')[0]['pid']
@@ -170,7 +170,7 @@ def test_killed_collector_costs_only_its_unfinished_chunk(tmp_path):
     assert rows['chunks lost'] == 0
 
 
-def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
+def test_job_with_a_replaced_collector_converges(tmp_path):
     roles = 'learner=1,collector=2'  # the evaluator comes last, so that the job does not end before
     with job(ding_store('run', '--run', 'r', '--roles', roles, '--', 'python', MAIN), tmp_path) as run:
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
@@ -193,7 +193,7 @@ def test_a_job_whose_collector_was_killed_converges_with_a_new_one(tmp_path):
     assert rows['chunks lost'] == 0
 
 
-def test_collector_that_raises_costs_only_itself(tmp_path):
+def test_collector_that_raises_ends_only_itself(tmp_path):
     # DI-engine's task tells the mesh to finish when an exception leaves it: the others must not hear of that.
     arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop, '--fail', 2)), tmp_path) as run:
@@ -205,7 +205,7 @@ def test_collector_that_raises_costs_only_itself(tmp_path):
 
 
 @pytest.mark.parametrize(('line', 'tells'), [("raise RuntimeError('no such environment')", False), ('pass', True)])
-def test_a_process_that_raises_before_it_takes_part_ends_no_run(tmp_path, line, tells):
+def test_process_that_raises_before_joining_ends_no_run(tmp_path, line, tells):
     """The exchangers, which keep that from the mesh, are not there yet; it would pass for an end in order."""
     (tmp_path / 'main.py').write_text(
         'from ding.framework import task\n'
@@ -234,7 +234,7 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
 
 
 @pytest.mark.parametrize('was_killed', [False, True])
-def test_what_one_script_left_is_not_taken_up_by_another(tmp_path, was_killed):
+def test_run_left_by_one_script_is_refused_to_another(tmp_path, was_killed):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
         train_on(run, tmp_path)
@@ -258,7 +258,7 @@ def test_what_one_script_left_is_not_taken_up_by_another(tmp_path, was_killed):
     assert ('had failed' in run.text) != was_killed, 'its end was not forgotten by who was refused'
 
 
-def test_a_script_that_failed_before_it_collected_leaves_the_run_to_others(tmp_path):
+def test_run_of_a_script_that_failed_early_is_free_for_others(tmp_path):
     (tmp_path / 'wrong.py').write_text("raise SystemExit('no such config')\n")
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, '--', 'python', tmp_path / 'wrong.py'), tmp_path) as run:
@@ -267,7 +267,7 @@ def test_a_script_that_failed_before_it_collected_leaves_the_run_to_others(tmp_p
         assert run.wait() == 0, run.text
 
 
-def test_learner_that_does_not_take_part_is_not_waited_for(tmp_path):
+def test_learner_that_exits_early_ends_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(
         'import runpy, sys\nfrom ding.framework import task\n'
@@ -282,7 +282,7 @@ def test_learner_that_does_not_take_part_is_not_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize('role', ['learner', 'evaluator'])
-def test_killed_learner_or_evaluator_ends_the_job_and_says_so(tmp_path, role):
+def test_killed_learner_or_evaluator_ends_the_job_by_name(tmp_path, role):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
         pid = run.wait_for(lambda: members(tmp_path, role), role)[0]['pid']
@@ -301,7 +301,7 @@ def is_running(pid):
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_its_launcher(tmp_path, number):
+def test_processes_end_with_their_launcher(tmp_path, number):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
@@ -359,7 +359,7 @@ def rewards_in_stock_parallel_mode(monkeypatch, num_steps):
     return list(ctx.trajectories[0].reward.shape)
 
 
-def test_nstep_is_applied_as_often_as_in_stock_parallel_mode(tmp_path, monkeypatch):
+def test_nstep_is_applied_as_often_as_in_plain_di_engine(tmp_path, monkeypatch):
     stock = rewards_in_stock_parallel_mode(monkeypatch, 3)
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     flags = ['--nstep', 3, '--watch']
@@ -407,7 +407,7 @@ def test_unmodified_example_under_ditask(tmp_path):
 
 
 @pytest.mark.long
-def test_a_ditask_worker_that_comes_after_the_end_leaves_with_the_others(tmp_path):
+def test_ditask_worker_that_is_late_leaves_with_the_others(tmp_path):
     (tmp_path / 'late.py').write_text(
         'import sys, time\n'
         'from pathlib import Path\n'
@@ -462,7 +462,7 @@ def test_joining_a_second_learner_is_refused(tmp_path):
             assert 'has a learner already' in j.text
 
 
-def test_a_job_begins_beside_a_collector_that_waits_for_it(tmp_path):
+def test_job_starts_with_a_collector_waiting_for_it(tmp_path):
     join = ding_store('join', '--wait', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 't'))
     with job(join, tmp_path, name='join') as joined:
         joined.wait_for(lambda: members(tmp_path, 'collector'), 'the collector that waits')
@@ -473,7 +473,7 @@ def test_a_job_begins_beside_a_collector_that_waits_for_it(tmp_path):
         assert joined.wait() == 0, joined.text
 
 
-def test_joining_a_run_that_is_not_there_starts_nothing(tmp_path):
+def test_join_of_an_unknown_run_starts_nothing(tmp_path):
     join = ding_store('join', '--role', 'collector', '--run', 'q', *tiny(tmp_path / 'trace'))
     with job(join, tmp_path, name='join') as joined:
         assert joined.wait() == 2
@@ -495,7 +495,7 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
 
 
 @pytest.mark.parametrize('plane', ['auto', 'off'])
-def test_a_server_that_comes_back_empty_is_a_pause(tmp_path, forgetful_server, plane):
+def test_memory_loss_of_the_server_is_a_pause(tmp_path, forgetful_server, plane):
     """Writers announce again, readers and members make themselves known again, and the books balance."""
     settings = f'store_options={{"host_plane": "{plane}"}}'
     options, stop = ['--store', forgetful_server.url, '--set', settings], tmp_path / 'stop'
@@ -511,7 +511,7 @@ def test_a_server_that_comes_back_empty_is_a_pause(tmp_path, forgetful_server, p
     assert_private(tmp_path / '.ding_store' / 'r' / 'logs')
 
 
-def test_a_server_at_its_maxmemory_is_a_pause(tmp_path, forgetful_server):
+def test_server_at_maxmemory_is_a_pause(tmp_path, forgetful_server):
     options, stop = ['--store', forgetful_server.url, '--set', 'heartbeat_s=0.2'], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', *options, '--roles', ROLES, *tiny(tmp_path / 'trace', '--until', stop)]
     with job(ding_store(*arguments), tmp_path) as run, forgetful_server.client() as client:
@@ -542,7 +542,7 @@ def train_on(run, cwd, iterations=300):
     run.wait_for(lambda: last_trained(cwd) >= before + iterations, 'further training')
 
 
-def test_a_free_learner_trains_on_its_table_while_the_server_is_away(tmp_path, own_server):
+def test_free_learner_trains_while_the_server_is_away(tmp_path, own_server):
     options, stop = ['--store', own_server.url, '--set', 'train_ratio=free'], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', *options, '--roles', 'learner=1,collector=1']
     arguments += tiny(tmp_path / 'trace', '--until', stop)
@@ -567,7 +567,7 @@ def test_finished_run_leaves_no_server_and_its_name_is_free(tmp_path):
     assert running(tmp_path / '.ding_store' / 'r') is None
 
 
-def test_who_looks_on_does_not_keep_a_finished_run(tmp_path):
+def test_status_watch_does_not_keep_a_finished_run(tmp_path):
     arguments, stop = ['run', '--run', 'r', '--roles', 'learner=1,collector=1'], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
         run.wait_for(lambda: running(tmp_path / '.ding_store' / 'r'), 'a server')
@@ -578,7 +578,7 @@ def test_who_looks_on_does_not_keep_a_finished_run(tmp_path):
             assert watch.wait() == 0, watch.text
 
 
-def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):
+def test_status_of_an_unknown_run_names_the_existing_ones(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
         run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
@@ -589,7 +589,7 @@ def test_status_of_a_run_that_is_not_there_names_those_that_are(tmp_path):
     assert not Path(tmp_path, '.ding_store', 'q').exists()
 
 
-def test_a_trainer_before_the_pusher_sees_no_batch_twice(tmp_path):
+def test_trainer_before_the_pusher_gets_no_batch_twice(tmp_path):
     """Chunks that are left at the end of a run pass the same middleware, each with a context of its own."""
     script = PIPELINES / 'trained_before_pushed.py'
     roles = ('--roles', 'learner=1,collector=1', '--set', 'max_lead=8')
@@ -601,7 +601,7 @@ def test_a_trainer_before_the_pusher_sees_no_batch_twice(tmp_path):
 @pytest.mark.parametrize(
     ('exchanger', 'said'), [('context', 'are the learner'), ('model', "publish the policy 'main'")]
 )
-def test_two_processes_cannot_both_be_the_learner(tmp_path, exchanger, said):
+def test_second_learner_process_is_refused(tmp_path, exchanger, said):
     script = PIPELINES / 'two_learners.py'
     roles = ('--roles', 'learner=1,collector=2')
     with job(ding_store('run', *roles, '--', 'python', script, exchanger), tmp_path) as run:

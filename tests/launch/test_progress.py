@@ -21,7 +21,7 @@ def run():
         yield reported
 
 
-def test_what_a_killed_collector_did_not_report_is_counted_where_it_was_taken(run):
+def test_rows_of_a_killed_collector_are_counted_at_the_learner(run):
     run('collector', 2, 'alive', rows=16, env_step=16)
     run('collector', 3, rows=80, env_step=80)
     figures = run('learner', 0, rows=104, env_step=104)
@@ -31,14 +31,14 @@ def test_what_a_killed_collector_did_not_report_is_counted_where_it_was_taken(ru
     assert 'rows appended' not in cells
 
 
-def test_rows_that_nobody_appended_are_seen(run):
+def test_rows_ingested_beyond_those_appended_are_shown(run):
     run('collector', 2, rows=16, env_step=16)
     figures = run('learner', 0, rows=24, env_step=24)
     assert summary(figures, 1.0)['rows appended'] == 16
     assert figures.rows_ingested == 24
 
 
-def test_rates_of_a_learner_that_was_started_again_are_of_its_own_loop(run):
+def test_rates_of_a_restarted_learner_are_of_its_own_loop(run):
     run('collector', 2, began_s=100.0, rows=600, env_step=600)
     run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, began_s=101.0, ended_s=141.0)
     counts = dict(rows=600, env_step=600, train_iter=1300)
@@ -49,7 +49,7 @@ def test_rates_of_a_learner_that_was_started_again_are_of_its_own_loop(run):
     assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
 
 
-def test_rates_of_a_learner_that_began_afresh_are_of_its_own_loop(run):
+def test_rates_of_a_learner_without_checkpoint_are_of_its_loop(run):
     run('collector', 2, began_s=100.0, rows=600, env_step=600)
     run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, began_s=101.0, ended_s=141.0)
     began = dict(began_s=200.0, began_step=0, began_iter=0)
@@ -59,7 +59,7 @@ def test_rates_of_a_learner_that_began_afresh_are_of_its_own_loop(run):
     assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
 
 
-def test_a_store_that_is_away_for_a_moment_ends_no_display():
+def test_display_survives_a_store_that_is_away():
     with open_store('memory://', run='r') as store:
         Member('c', 'collector', 2, figures=dict(env_step=16)).report(store)
         out, failures, read = io.StringIO(), iter([StoreUnavailable('away')] * 2), store.read

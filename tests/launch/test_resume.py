@@ -102,7 +102,7 @@ def priorities_in(path, copy):
         buffer.close()
 
 
-def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
+def test_cartpole_converges_after_three_kills_of_its_learner(tmp_path):
     seed = int(os.environ.get('DING_STORE_TEST_SEED', random.SystemRandom().randrange(10**6)))
     rng = random.Random(seed)
     delays = [rng.uniform(0, KILL_WITHIN_S) for _ in range(3)]
@@ -146,7 +146,7 @@ def test_cartpole_converges_though_its_learner_is_killed_three_times(tmp_path):
     assert note['env_step'] == rows['env steps']
 
 
-def test_the_same_command_resumes_after_everything_was_killed(tmp_path):
+def test_same_command_resumes_after_all_were_killed(tmp_path):
     tiny = ['--', 'python', TINY, '--trace', tmp_path / 'trace', '--ckpt', '--max-train-iter']
     command = ['run', '--run', 'r', '--checkpoint', '--roles', ROLES]
     with job(ding_store(*command, *tiny, 100_000), tmp_path) as run:
@@ -193,7 +193,7 @@ def assert_each_row_once_of(cwd, run):
         buffer.close()
 
 
-def test_a_learner_that_fails_again_and_again_ends_the_run(tmp_path):
+def test_learner_that_fails_repeatedly_ends_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(
         'from ding.framework import task\n'

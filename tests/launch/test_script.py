@@ -26,7 +26,7 @@ def test_python_script_with_arguments(script):
     assert parsed == UserScript(script, False, ['--seed', '1'])
 
 
-def test_this_python_may_be_named_by_its_path(script):
+def test_python_named_by_its_path_is_accepted(script):
     assert UserScript.parse([sys.executable, script]) == UserScript(script, False, [])
 
 
@@ -41,12 +41,12 @@ def test_this_python_may_be_named_by_its_path(script):
         (['--config'], None),
     ],
 )
-def test_it_is_known_by_what_it_trains(script, arguments, config):
+def test_script_identity_is_its_name_and_config(script, arguments, config):
     parsed = UserScript.parse(['python', '-u', str(script), *arguments])
     assert parsed.identity == {'script': 'main', 'config': config}
 
 
-def test_python_module():
+def test_python_module_is_parsed():
     assert UserScript.parse(['python', '-m', 'json.tool', '-x']) == UserScript('json.tool', True, ['-x'])
 
 
@@ -60,7 +60,7 @@ def test_python_module():
         (['/opt/other/bin/python3', '-u', 'main.py'], '/opt/other/bin/python3 -m ding_store.cli run'),
     ],
 )
-def test_refused_with_the_reason(command, message):
+def test_command_not_understood_is_refused_with_the_reason(command, message):
     with pytest.raises(ConfigError, match=message):
         UserScript.parse(command)
 
@@ -100,7 +100,7 @@ def test_commands_that_are_no_python_are_refused_at_once(tmp_path, command, mess
         UserScript.parse(words)
 
 
-def test_ditask_is_told_to_leave_roles_out(tmp_path):
+def test_ditask_with_roles_is_refused(tmp_path):
     path = tmp_path / 'ditask'
     path.write_text('')
     with pytest.raises(ConfigError, match='leave --roles out'):
@@ -126,7 +126,7 @@ def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
     assert subprocess.run([sys.executable, '-c', call], capture_output=True, timeout=60).returncode == code
 
 
-def test_roles():
+def test_roles_are_parsed():
     assert parse_roles('learner=1, collector=2,evaluator=1') == {'learner': 1, 'collector': 2, 'evaluator': 1}
 
 
@@ -139,19 +139,19 @@ def test_roles():
         ('learner=one,collector=1', 'should read like'),
     ],
 )
-def test_bad_roles(text, message):
+def test_roles_that_are_invalid_are_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_roles(text)
 
 
-def test_delays():
+def test_delays_are_parsed():
     assert parse_delays('learner=1.5') == {'learner': 1.5}
     assert parse_delays('') == {}
     with pytest.raises(ConfigError, match='--delay'):
         parse_delays('learner=soon')
 
 
-def test_an_interrupted_command_says_so(monkeypatch, capsys):
+def test_command_interrupted_prints_one_line(monkeypatch, capsys):
     def interrupted(options, command):
         raise KeyboardInterrupt
 
@@ -169,7 +169,7 @@ def test_an_interrupted_command_says_so(monkeypatch, capsys):
         (['--roles', 'learner=1,collector=1', '--json', '{dir}/no/x', '--', '{script}'], 'there is no such directory'),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, script, arguments, message):
+def test_run_that_cannot_work_is_refused_before_the_start(tmp_path, script, arguments, message):
     words = [word.format(dir=tmp_path, script=script) for word in arguments]
     done = subprocess.run(ding_store('run', *words), cwd=tmp_path, env=environment(), capture_output=True, timeout=60)
     assert done.returncode == 2
@@ -177,7 +177,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(tmp_path, script, ar
     assert not (tmp_path / '.ding_store').exists()
 
 
-def test_collections_leave_alone_what_roles_share_with_their_launcher(tmp_path):
+def test_gc_skips_objects_shared_with_the_launcher(tmp_path):
     code = (
         'import gc, os; from ding_store.launch.user_script import preload; preload()\n'
         'if os.fork(): os._exit(os.waitstatus_to_exitcode(os.wait()[1]))\n'

@@ -24,11 +24,11 @@ def ingest(store, epoch, number):
     store.put(PROGRESS, {'ingested': [epoch, number]}, {})
 
 
-def test_nothing_appended_is_no_lead(backpressure):
+def test_collector_that_appended_nothing_has_no_lead(backpressure):
     assert backpressure.caught_up(0) is True
 
 
-def test_waits_beyond_the_lead_until_the_learner_has_taken_enough(store, backpressure):
+def test_collector_beyond_its_lead_waits_for_the_learner(store, backpressure):
     backpressure.appended(EntryId('a', 2))
     assert backpressure.caught_up(0) is True
     backpressure.appended(EntryId('a', 5))
@@ -39,7 +39,7 @@ def test_waits_beyond_the_lead_until_the_learner_has_taken_enough(store, backpre
     assert backpressure.caught_up(0) is True
 
 
-def test_learner_that_took_our_last_entry_in_the_next_life_of_the_server_is_not_waited_for(store, backpressure):
+def test_collector_caught_up_in_a_later_epoch_does_not_wait(store, backpressure):
     # Appended before the server restarted, read after: the learner's progress is of an epoch we have not seen.
     backpressure.appended(EntryId('a', 100))
     ingest(store, 'a', 97)
@@ -48,7 +48,7 @@ def test_learner_that_took_our_last_entry_in_the_next_life_of_the_server_is_not_
     assert backpressure.caught_up(0) is True
 
 
-def test_entries_of_a_former_life_let_one_chunk_pass_each(store, backpressure):
+def test_entries_of_an_earlier_epoch_permit_one_chunk_each(store, backpressure):
     backpressure.appended(EntryId('b', 100))
     ingest(store, 'a', 97)
     assert backpressure.caught_up(0) is True
@@ -58,7 +58,7 @@ def test_entries_of_a_former_life_let_one_chunk_pass_each(store, backpressure):
     assert backpressure.caught_up(0) is True
 
 
-def test_late_word_of_a_learner_that_was_thought_dead_sets_nothing_back(store, backpressure):
+def test_late_progress_of_a_learner_does_not_lower_its_place(store, backpressure):
     backpressure.appended(EntryId('a', 9))
     ingest(store, 'a', 8)
     assert backpressure.caught_up(0) is True

@@ -94,7 +94,7 @@ def run(path, policy, num_iterations=3, finish=False, train=train, **settings):
     return made
 
 
-def test_it_resumes_what_it_saved(tmp_path):
+def test_checkpointer_resumes_what_it_saved(tmp_path):
     policy = policy_of()
     run(tmp_path, policy)
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
@@ -107,7 +107,7 @@ def test_it_resumes_what_it_saved(tmp_path):
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def test_another_process_that_would_save_there_is_refused(tmp_path):
+def test_second_process_saving_to_the_directory_is_refused(tmp_path):
     pid = os.fork()
     if pid == 0:
         try:
@@ -134,7 +134,7 @@ def test_another_process_that_would_save_there_is_refused(tmp_path):
     assert task.ctx.train_iter == 1
 
 
-def test_a_task_that_finished_is_not_resumed(tmp_path):
+def test_task_that_finished_is_not_resumed(tmp_path):
     policy = policy_of()
     made = run(tmp_path, policy, finish=True)
     assert made._directory.run is None
@@ -148,7 +148,7 @@ def test_a_task_that_finished_is_not_resumed(tmp_path):
 @pytest.mark.parametrize(
     ('max_train_iter', 'max_step', 'is_interrupted'), [(3, 100, False), (100, 4, False), (100, 4, True)]
 )
-def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step, is_interrupted):
+def test_task_end_after_the_last_iteration_is_saved(tmp_path, max_train_iter, max_step, is_interrupted):
     policy = policy_of()
 
     def step(ctx):
@@ -170,7 +170,7 @@ def test_a_task_that_ends_behind_it_was_saved(tmp_path, max_train_iter, max_step
 
 
 @pytest.mark.parametrize('moment', ['iteration', 'wait', 'failure', 'failed step'])
-def test_terminated_task_saves_what_it_trained_first(tmp_path, moment):
+def test_terminated_task_saves_before_it_ends(tmp_path, moment):
     policy, session = policy_of(), session_of(tmp_path, interval_s=1000.0)
     trained = []
 
@@ -205,7 +205,7 @@ def test_terminated_task_saves_what_it_trained_first(tmp_path, moment):
 
 
 @pytest.mark.parametrize(('error', 'failed'), [(OSError, True), (KeyboardInterrupt, True), (SystemExit, False)])
-def test_a_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, failed):
+def test_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, failed):
     def step(ctx):
         ctx.train_iter += 1
 
@@ -221,7 +221,7 @@ def test_a_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, fai
     assert (made._directory.run is not None) == failed
 
 
-def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
+def test_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
     made = run(tmp_path, policy_of())
     task.ctx.train_iter, task.finish = 4, True
     with monkeypatch.context() as patch:
@@ -234,7 +234,7 @@ def test_a_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeyp
     assert made._directory.run is None
 
 
-def test_end_that_cannot_be_written_is_reported_all_the_same(tmp_path, monkeypatch, caplog):
+def test_end_that_cannot_be_written_is_still_reported(tmp_path, monkeypatch, caplog):
     """A disk that is full has the last checkpoint, and no room for a line that says that it is the last."""
     session = RunSession(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
     made = checkpointer(session, policy_of())
@@ -255,7 +255,7 @@ def name_of(descriptor):
     return os.readlink(f'/proc/self/fd/{descriptor}')
 
 
-def test_all_of_a_last_checkpoint_has_one_deadline(tmp_path, monkeypatch):
+def test_last_checkpoint_has_one_deadline_for_all_steps(tmp_path, monkeypatch):
     made, now, seen = run(tmp_path, policy_of()), [100.0], []
     monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(made._saver, 'drain', seen.append)
@@ -273,7 +273,7 @@ def test_all_of_a_last_checkpoint_has_one_deadline(tmp_path, monkeypatch):
     assert seen[4:] == [0.0]
 
 
-def test_stock_loads_ours_and_we_load_stock(tmp_path):
+def test_checkpoints_load_into_plain_di_engine_and_back(tmp_path):
     policy = policy_of()
     run(tmp_path / 'ours', policy)
     stock = policy_of()
@@ -292,7 +292,7 @@ def full(*args):
     raise OSError(errno.ENOSPC, 'No space left on device')
 
 
-def test_what_could_not_be_written_is_not_called_saved(tmp_path, monkeypatch, caplog):
+def test_checkpoint_that_failed_is_not_logged_as_saved(tmp_path, monkeypatch, caplog):
     caplog.set_level('INFO')
     with monkeypatch.context() as patch:
         patch.setattr(os, 'pwrite', full)
@@ -309,7 +309,7 @@ def test_what_could_not_be_written_is_not_called_saved(tmp_path, monkeypatch, ca
     assert 'checkpoint of iteration 3' in caplog.text
 
 
-def test_a_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, caplog):
+def test_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, caplog):
     policy = policy_of()
     made = run(tmp_path, policy)
     train(policy)
@@ -319,7 +319,7 @@ def test_a_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, 
     assert 'iteration 4 is in no checkpoint' in caplog.text
 
 
-def test_checkpoints_that_cannot_be_read_are_no_reason_to_begin_afresh(tmp_path):
+def test_checkpoints_that_are_all_unreadable_are_refused(tmp_path):
     made = run(tmp_path, policy_of())
     for path in made._directory.paths():
         with open(path, 'wb') as file:
@@ -328,7 +328,7 @@ def test_checkpoints_that_cannot_be_read_are_no_reason_to_begin_afresh(tmp_path)
         run(tmp_path, policy_of())
 
 
-def test_a_file_that_another_wrote_there_is_named(tmp_path):
+def test_checkpoint_of_another_program_is_refused_by_name(tmp_path):
     policy = policy_of()
     run(tmp_path / 'ckpt', policy)
     task.ctx.train_iter = 100
@@ -351,7 +351,7 @@ def test_learner_and_evaluator_make_the_directory_of_ckpt_saver(tmp_path, monkey
     assert os.path.isdir(saver.prefix)
 
 
-def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
+def test_directory_of_ckpt_saver_is_refused(tmp_path):
     """Both write iteration_N.pth.tar: ours removes those of old, and could not resume from the other's."""
     (tmp_path / 'link').symlink_to(tmp_path / 'exp')
     block = {'enable': True, 'checkpoint': dict(path=str(tmp_path / 'link' / 'ckpt'))}
@@ -363,7 +363,7 @@ def test_the_directory_of_ckpt_saver_is_refused(tmp_path):
     ckpt_saver(session_of(tmp_path / 'ours'), policy_of(), str(tmp_path / 'exp'))
 
 
-def test_an_evaluator_goes_on_where_the_best_cannot_be_kept(tmp_path, caplog):
+def test_evaluator_continues_if_the_best_cannot_be_kept(tmp_path, caplog):
     run(tmp_path, policy_of(), num_iterations=1)
     (tmp_path / 'run.json').write_text('{')
     task.ctx.eval_value = 1.0
@@ -371,14 +371,14 @@ def test_an_evaluator_goes_on_where_the_best_cannot_be_kept(tmp_path, caplog):
     assert 'store.checkpoint.load' in caplog.text
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+def test_checkpoint_of_another_model_is_refused(tmp_path):
     run(tmp_path, policy_of())
     with pytest.raises(ConfigError, match=r'(?s)does not fit the policy.*store\.checkpoint\.path'):
         run(tmp_path, policy_of(hidden=32))
 
 
 @pytest.mark.parametrize('settings', [{}, {'lr': 0.5, 'betas': (0.5, 0.6)}])
-def test_settings_of_optimizers_that_a_checkpoint_overrules_are_named(tmp_path, caplog, settings):
+def test_optimizer_settings_that_a_checkpoint_changes_are_named(tmp_path, caplog, settings):
     """torch's optimizers have them in their state: a learning rate that was changed in the config has no effect."""
 
     run(tmp_path / 'a', policy_of())
@@ -395,7 +395,7 @@ def test_settings_of_optimizers_that_a_checkpoint_overrules_are_named(tmp_path, 
         assert all('lr is 0.001, not 0.5; betas is (0.9, 0.999), not (0.5, 0.6)' in text for text in said)
 
 
-def test_a_learning_rate_on_its_schedule_is_as_configured(tmp_path, caplog):
+def test_scheduled_learning_rate_is_not_called_overruled(tmp_path, caplog):
     policy = policy_of()
     run(tmp_path, policy, num_iterations=12)
     assert policy._optimizer.param_groups[0]['lr'] < policy_of()._optimizer.param_groups[0]['lr']
@@ -405,7 +405,7 @@ def test_a_learning_rate_on_its_schedule_is_as_configured(tmp_path, caplog):
     assert 'overrules' not in caplog.text
 
 
-def test_the_best_policy_is_kept(tmp_path):
+def test_best_policy_is_kept(tmp_path):
     policy = policy_of()
     made = run(tmp_path, policy, num_iterations=1)
     best = copy.deepcopy(policy.learn_mode.state_dict())
@@ -419,7 +419,7 @@ def test_the_best_policy_is_kept(tmp_path):
     assert same({name: kept[name] for name in best}, best)
 
 
-def test_training_does_not_wait_for_the_best_to_be_written(tmp_path, monkeypatch):
+def test_training_does_not_wait_for_the_best_checkpoint(tmp_path, monkeypatch):
     made, may_write = run(tmp_path, policy_of(), num_iterations=1), threading.Event()
     save_best = CheckpointDir.save_best
     monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(60) and save_best(*args))
@@ -441,7 +441,7 @@ def best_of(path):
     return best
 
 
-def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeypatch):
+def test_restarted_evaluator_keeps_a_better_checkpoint(tmp_path, monkeypatch):
     run(tmp_path, policy_of(), num_iterations=1)
     evaluator = types.SimpleNamespace(
         router=types.SimpleNamespace(is_active=True),
@@ -458,7 +458,7 @@ def test_an_evaluator_that_is_started_again_keeps_a_better_one(tmp_path, monkeyp
         assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == kept
 
 
-def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
+def test_best_checkpoint_is_compared_with_the_one_on_disk(tmp_path, monkeypatch):
     policy = policy_of()
     made = run(tmp_path, policy, num_iterations=1)
     for value, disk in ((1.0, None), (3.0, full), (2.0, None)):
@@ -471,7 +471,7 @@ def test_the_best_that_is_on_the_disk_counts(tmp_path, monkeypatch):
     assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 2.0
 
 
-def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplog):
+def test_evaluator_on_another_host_logs_that_it_keeps_nothing(tmp_path, caplog):
     best = best_of(tmp_path)
     task.ctx.eval_value = 1.0
     best(task.ctx)  # The learner may be late.
@@ -482,7 +482,7 @@ def test_an_evaluator_of_another_host_says_that_it_keeps_nothing(tmp_path, caplo
     assert caplog.text.count(f'no run in {tmp_path}') == 1
 
 
-def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_path):
+def test_policy_versions_continue_after_a_lost_store(tmp_path):
     """Rows that were kept name the old ones: new ones must not look older than they are."""
     session = session_of(tmp_path, interval_s=0.001)
     session.count_versions_from({'main': 500})
@@ -503,7 +503,7 @@ def test_versions_of_policies_go_on_behind_those_of_a_store_that_is_gone(tmp_pat
     assert sender.version == 601
 
 
-def test_iterations_beside_a_checkpoint_are_part_of_its_cost(tmp_path, monkeypatch):
+def test_iterations_during_a_checkpoint_count_as_its_cost(tmp_path, monkeypatch):
     made, seen, now = run(tmp_path, policy_of(), num_iterations=1), [], [100.0]
     monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
     iterated, figures = made._interval.iterated, {}
@@ -547,12 +547,12 @@ def test_write_of_the_last_checkpoint_is_visible_to_others(tmp_path, monkeypatch
     assert not is_saving(os.getpid())
 
 
-def test_without_the_setting_it_is_void():
+def test_checkpointer_without_the_setting_does_nothing():
     session = RunSession(StoreConfig.from_block({}), lambda: task.finish)
     assert type(checkpointer(session, None)).__name__ == 'VoidMiddleware'
 
 
-def test_random_states_come_back():
+def test_random_states_are_restored():
     states = random_states()
     drawn = [random.random(), float(np.random.rand()), float(torch.rand(()))]
     set_random_states(states)
@@ -560,7 +560,7 @@ def test_random_states_come_back():
 
 
 @pytest.mark.parametrize('num_gpus', [1, 2, 3])
-def test_random_states_of_gpus_that_are_there_come_back(monkeypatch, num_gpus):
+def test_random_states_of_existing_gpus_are_restored(monkeypatch, num_gpus):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: num_gpus)
     found = {}
@@ -570,7 +570,7 @@ def test_random_states_of_gpus_that_are_there_come_back(monkeypatch, num_gpus):
     assert found == dict(enumerate(['first', 'second'][:num_gpus]))
 
 
-def test_counters_of_offline_pipelines_come_back(tmp_path):
+def test_counters_of_offline_pipelines_are_restored(tmp_path):
     task.ctx = OfflineRLContext()
     task.ctx.trained_env_step = 96
     run(tmp_path, policy_of(), num_iterations=1)
@@ -588,7 +588,7 @@ def test_counters_of_offline_pipelines_come_back(tmp_path):
         lambda: None,
     ],
 )
-def test_a_resumed_learner_draws_what_the_killed_one_would_have_drawn(tmp_path, sampler):
+def test_resumed_learner_draws_as_the_killed_one_would(tmp_path, sampler):
     def learner():
         session = session_of(tmp_path, interval_s=0.001)
         buffer_ = replay_buffer(session, 64, sampler=sampler())
@@ -629,7 +629,7 @@ def test_a_resumed_learner_draws_what_the_killed_one_would_have_drawn(tmp_path, 
         ('yes', "store.checkpoint ('yes')"),
     ],
 )
-def test_a_bad_setting_is_named(settings, text):
+def test_checkpoint_setting_that_is_wrong_is_named(settings, text):
     with pytest.raises(ConfigError) as error:
         StoreConfig.from_block({'checkpoint': settings})
     assert text in str(error.value)
@@ -650,7 +650,7 @@ def taken(position, buffer_, sequence):
     buffer_.extend({'x': np.full((4, 2), float(sequence))}, commit=position.note())
 
 
-def test_a_collector_of_an_emptied_store_is_none_that_was(tmp_path):
+def test_collector_numbers_after_a_lost_store_are_new(tmp_path):
     """Numbers of collectors begin at 0 again; rows of both are in the replay."""
 
     def position():

@@ -21,7 +21,7 @@ pytest.importorskip('ding')
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[])
 
 
-def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
+def test_collector_of_a_full_restarted_server_loses_no_chunk():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner = Reader(store.another(), STREAM, 'learner')
         exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM))
@@ -45,7 +45,7 @@ def test_a_server_that_comes_back_full_costs_no_chunk_and_no_collector():
         assert attempt(number + 1) is not None
 
 
-def test_a_collector_brings_what_a_full_stream_did_not_take_before_it_says_that_it_has_left():
+def test_collector_sends_its_last_chunks_before_it_leaves():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
         outbox = store.own_writer._stream_writer(STREAM).outbox
@@ -90,7 +90,7 @@ def test_at_maxmemory_collectors_still_get_numbers(forgetful_server):
         assert [take_ordinal(store) for _ in range(2)] == [0, 1]
 
 
-def test_a_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
+def test_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
     with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
         chunks, session = ChunkWriter(store, STREAM), RunSession(StoreConfig(enable=True), store=store)
         exchanger = SimpleNamespace(_chunks=chunks, _session=session)

@@ -33,7 +33,7 @@ class Broken:
 
 
 @pytest.mark.parametrize('error', [CorruptPayload('entry 7'), PermissionError('file'), KeyError('schema')])
-def test_any_error_is_raised_again_and_again(error):
+def test_read_ahead_error_is_raised_at_each_take(error):
     read_ahead = ReadAhead(Broken(error))
     assert read_ahead.take(4, WAIT_S) == [ENTRY]
     for _ in range(2):
@@ -58,7 +58,7 @@ class Endless:
         return [SimpleNamespace(arrays={'x': np.zeros(next(self._sizes), np.uint8)}) for _ in range(max_entries)]
 
 
-def test_what_is_read_ahead_is_bounded_in_bytes():
+def test_read_ahead_is_bounded_in_bytes():
     reader = Endless([100] * 3 + [400] * 100)
     read_ahead = ReadAhead(reader, max_entries=64, max_bytes=1000)
 
@@ -76,7 +76,7 @@ def test_what_is_read_ahead_is_bounded_in_bytes():
     read_ahead.wake()
 
 
-def test_frames_that_came_as_bytes_count_for_what_becomes_of_them():
+def test_read_ahead_counts_narrow_frames_at_their_full_size():
     entry = SimpleNamespace(arrays={'x': np.zeros(100, np.uint8)}, header={})
     for narrowed, factor in ((['x'], 4), ([], 1), (5, 1), ({'x': 1}, 1), (None, 1)):
         entry.header['narrowed'] = narrowed
@@ -84,7 +84,7 @@ def test_frames_that_came_as_bytes_count_for_what_becomes_of_them():
         assert num_bytes(entry, as_elements=False) == 100
 
 
-def test_what_is_read_ahead_is_bounded_in_number():
+def test_read_ahead_is_bounded_in_entries():
     reader = Endless([0] * 1000)
     read_ahead = ReadAhead(reader, max_entries=4, max_bytes=1000)
     with reader.news:

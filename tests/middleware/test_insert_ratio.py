@@ -47,20 +47,20 @@ class Chunks:
         (dict(samples_per_insert=4.0, error_buffer=15.0), r'batch_size \(16\)'),
     ],
 )
-def test_settings_are_checked(store, named):
+def test_insert_ratio_settings_that_are_wrong_are_refused(store, named):
     with pytest.raises(ConfigError, match=named):
         pace(**store)
 
 
-def test_no_setting_means_no_limit():
+def test_insert_ratio_without_settings_has_no_limit():
     assert pace() is None
 
 
-def test_a_pusher_alone_needs_no_learners_settings():
+def test_pusher_alone_needs_no_learner_settings():
     assert pace_of(StoreConfig.from_block({}), EasyDict(policy=dict(cuda=False))) is None
 
 
-def test_what_may_not_be_sampled_is_a_shortage():
+def test_sample_before_the_minimal_size_is_a_shortage():
     limiter = pace(min_size_to_sample=50)
     limiter.await_can_insert(49)
     with pytest.raises(NotEnoughData):
@@ -69,14 +69,14 @@ def test_what_may_not_be_sampled_is_a_shortage():
     limiter.await_can_sample(16)
 
 
-def test_a_chunk_beyond_the_tolerance_is_named():
+def test_chunk_beyond_the_tolerance_is_named():
     fed = RatioReadAhead(Chunks(40), pace(samples_per_insert=4.0, error_buffer=100.0))
     fed.begin(0)
     with pytest.raises(ConfigError, match='at least 160'):
         fed.take(0.0)
 
 
-def test_a_policy_that_never_trains_is_an_error_and_no_silence():
+def test_policy_that_never_trains_raises_an_error():
     fed = RatioReadAhead(Chunks(8), pace(samples_per_insert=4.0, error_buffer=64.0))
 
     def iterate(num_iterations):
@@ -90,7 +90,7 @@ def test_a_policy_that_never_trains_is_an_error_and_no_silence():
         iterate(100)
 
 
-def test_the_rest_of_a_run_is_inserted_whatever_the_ratio():
+def test_chunks_left_at_the_end_are_inserted_at_any_ratio():
     limiter = pace(samples_per_insert=4.0, error_buffer=64.0)
     limiter.await_can_insert(16)
     limiter.await_can_insert(16)

@@ -51,7 +51,7 @@ def test_episodes_are_pushed_whole(store, direct):
     assert [[int(each.time) for each in item.data] for item in buffer_] == [[0, 1, 2], [3, 4, 5, 6, 7]]
 
 
-def test_the_end_of_envs_that_made_no_step_is_no_damage(store):
+def test_chunk_with_ends_of_idle_envs_is_accepted(store):
     learner = Learner(store, StoreBuffer(20), direct=False)
     ChunkWriter(store, STREAM).write([step(0)], {**HEADER, 'end_idx': [-1, 0]})
     assert learner.take() == 1
@@ -59,7 +59,7 @@ def test_the_end_of_envs_that_made_no_step_is_no_damage(store):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_rows_know_the_version_of_each_policy_of_their_collector(store, direct):
+def test_rows_have_the_version_of_each_policy(store, direct):
     buffer_, writer = StoreBuffer(20), ChunkWriter(store, STREAM)
     learner, young = Learner(store, buffer_, direct), limited(Uniform(), max_age=1, version='policy_version/blue')
     for number, blue in ((1, 7), (2, 9)):
@@ -74,7 +74,7 @@ def test_rows_know_the_version_of_each_policy_of_their_collector(store, direct):
 
 
 @pytest.mark.parametrize(('direct', 'known'), [(True, [4, 6]), (False, [4, 4])])
-def test_rows_of_chunks_that_pass_middleware_together_have_the_oldest_version(store, direct, known):
+def test_rows_of_chunks_taken_together_have_the_oldest_version(store, direct, known):
     buffer_, writer = StoreBuffer(20), ChunkWriter(store, STREAM)
     for number, version in ((1, 4), (2, 6)):
         writer.write([step(number)], {**HEADER, 'policy_version': version})
@@ -105,7 +105,7 @@ def changed(rng, value):
     return value
 
 
-def test_any_chunk_is_pushed_or_named(store):
+def test_hostile_chunk_is_pushed_or_refused_by_name(store):
     """Headers, schemas and columns that no collector wrote, in entries whose checksums are right."""
     rng, num_good, refused = random.Random(0), 0, set()
     elements = [
@@ -146,7 +146,7 @@ def test_any_chunk_is_pushed_or_named(store):
     assert refused == {(entry.id, True)}
 
 
-def test_what_is_none_in_some_chunks_is_no_damage(store):
+def test_leaf_that_is_none_in_some_chunks_is_accepted(store):
     writer, learner = ChunkWriter(store, STREAM), Learner(store, StoreBuffer(20))
     for maybe in (None, torch.ones(3), None):
         writer.write([{'obs': torch.zeros(4), 'maybe': maybe}], HEADER)
@@ -155,7 +155,7 @@ def test_what_is_none_in_some_chunks_is_no_damage(store):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_an_entry_that_is_no_chunk_stops_the_learner_or_is_skipped(store, direct):
+def test_entry_that_is_no_chunk_is_refused_or_skipped(store, direct):
     writer, buffer_ = ChunkWriter(store, STREAM), StoreBuffer(20)
     writer.write([step(0)], HEADER)
     store.append(STREAM, {**HEADER, 'rows': 7, 'schema': '{"format": 1}'}, {'x': np.zeros(7)})
@@ -181,7 +181,7 @@ def fancy(number, env=0):
     return {'time': torch.tensor([number]), 'env_data_id': torch.tensor([env]), 'note': Fancy(number)}
 
 
-def test_python_objects_are_refused_and_pickled_where_that_is_allowed(store):
+def test_python_objects_are_pickled_only_if_allowed(store):
     with pytest.raises(SchemaMismatch, match="leaf 'note': columns cannot hold"):
         ChunkWriter(store, STREAM).write([fancy(0)], HEADER)
     writer = ChunkWriter(store, STREAM, allow_pickle=True)
@@ -204,7 +204,7 @@ def test_python_objects_are_refused_and_pickled_where_that_is_allowed(store):
     assert int(buffer_[-1].data['env_data_id']) not in (0, 5 << 32), 'behind a loss it is another run'
 
 
-def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
+def test_chunk_that_cannot_be_unpickled_is_skipped(store, monkeypatch):
     writer, buffer_ = ChunkWriter(store, STREAM, allow_pickle=True), StoreBuffer(20)
     writer.write([fancy(0)], HEADER)
     learner = Learner(store.another(), buffer_, allow_pickle=True, on_corrupt='skip')
@@ -242,7 +242,7 @@ def test_what_cannot_be_unpickled_here_is_skipped(store, monkeypatch):
         ('tcp://host', False),
     ],
 )
-def test_servers_without_authentication_get_no_pickles(monkeypatch, url, is_good):
+def test_server_without_a_password_gets_no_pickles(monkeypatch, url, is_good):
     from ding_store.config import StoreConfig
     from ding_store.environment import ENV_URL
 
@@ -269,7 +269,7 @@ def jumps(buffer_, length, size):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_steps_around_a_loss_are_no_neighbours(direct):
+def test_steps_around_a_loss_are_not_consecutive(direct):
     """A full stream drops a hundred chunks of one collector; another one's sequences go on."""
     with open_store('memory://', run='r', max_pending_bytes=200_000, overflow='drop_oldest') as store:
         buffer_ = StoreBuffer(1000, seed=0)
@@ -292,7 +292,7 @@ def test_steps_around_a_loss_are_no_neighbours(direct):
         assert len(np.unique(ids[ids & 1 == 1])) == 1, 'nothing of the other is lost'
 
 
-def test_steps_around_the_loss_of_one_chunk_are_no_neighbours():
+def test_steps_around_the_loss_of_one_chunk_are_not_consecutive():
     position, runs = ConsumerOffset(), []
     for sequence in (1, 2, 4, 5):
         arrays = {'env_data_id': np.zeros(1, np.int64)}
@@ -301,7 +301,7 @@ def test_steps_around_the_loss_of_one_chunk_are_no_neighbours():
     assert runs[0] == runs[1] != runs[2] == runs[3]
 
 
-def test_position_is_committed_before_collectors_hear_of_it(store, tmp_path):
+def test_position_is_committed_before_it_is_published(store, tmp_path):
     """A chunk without rows: its position is committed by itself."""
     buffer_, known = StoreBuffer(20), []
     made = Learner(store, buffer_)
@@ -329,7 +329,7 @@ def test_position_is_committed_before_collectors_hear_of_it(store, tmp_path):
     buffer_.close()
 
 
-def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path):
+def test_chunks_dropped_while_held_are_not_pushed(redis_server, tmp_path):
     """The learner trains, and what it had read ahead lies in a ring that its writer fills anew."""
     total, run = 60, f'held-{os.getpid()}'
     options = dict(max_pending_bytes=60_000, overflow='drop_oldest', host_cache_dir=str(tmp_path))
@@ -363,7 +363,7 @@ def test_what_is_dropped_while_it_is_held_becomes_no_rows(redis_server, tmp_path
         assert gaps == [after != before for before, after in zip(runs, runs[1:])]
 
 
-def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):
+def test_resumed_learner_keeps_trajectories_apart(store, tmp_path):
     """The position, with what was lost until now, is in the table: also behind a restart no old run is gone on with."""
 
     def learner():
@@ -392,7 +392,7 @@ def test_a_resumed_learner_keeps_runs_apart(store, tmp_path):
     buffer_.close()
 
 
-def test_the_option_is_a_key_of_the_flag():
+def test_on_corrupt_is_a_key_of_the_config():
     from ding_store.config import StoreConfig
 
     assert StoreConfig.from_block(dict(on_corrupt='skip')).on_corrupt == 'skip'
@@ -400,7 +400,7 @@ def test_the_option_is_a_key_of_the_flag():
         StoreConfig.from_block(dict(on_corrupt='ignore'))
 
 
-def test_what_was_skipped_is_shown():
+def test_progress_shows_skipped_entries():
     from ding_store.launch.progress import Figures, summary
 
     assert '3 corrupt entries skipped' in Figures(entries_corrupt=3).line()
@@ -423,7 +423,7 @@ def test_ends_of_trajectories_shift_by_the_chunks_before(store):
 
 
 @pytest.mark.parametrize(('ratio', 'num_taken'), [('keep', 1), ('free', 3)])
-def test_a_free_learner_takes_all_there_is(store, ratio, num_taken):
+def test_free_learner_takes_all_chunks_at_once(store, ratio, num_taken):
     learner, writer = Learner(store, StoreBuffer(100)), ChunkWriter(store, STREAM)
     for number in range(3):
         writer.write([step(number)], HEADER)
@@ -438,7 +438,7 @@ def test_a_free_learner_takes_all_there_is(store, ratio, num_taken):
 
 
 @pytest.mark.parametrize(('ratio', 'waits'), [('keep', [None]), ('free', [])])
-def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
+def test_free_collector_does_not_wait_for_a_learner(store, ratio, waits):
     asked = []
     session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio),
@@ -452,7 +452,7 @@ def test_a_free_collector_waits_for_no_learner(store, ratio, waits):
     assert asked == waits
 
 
-def test_a_resumed_learner_counts_what_was_lost_meanwhile(store, tmp_path):
+def test_resumed_learner_counts_chunks_lost_meanwhile(store, tmp_path):
     """Collector and learner were killed, and the server came back empty: the table knows what they had heard of."""
 
     def learner():
@@ -506,7 +506,7 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
         learner._read_ahead.rest()
 
 
-def test_word_goes_out_of_what_was_lost_too():
+def test_progress_is_published_for_lost_chunks():
     told, learner = [], LearnerExchanger.__new__(LearnerExchanger)
     learner._taken, learner._num_skipped, learner._paced = [], 0, None
     learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
@@ -549,7 +549,7 @@ def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
 
 
 @pytest.mark.parametrize('has_chain', [True, False])
-def test_resumed_learner_reads_what_got_the_numbers_it_committed(store, tmp_path, has_chain):
+def test_resumed_learner_reads_entries_with_reused_numbers(store, tmp_path, has_chain):
     """It was killed before its ack, and the server went back: another collector's chunks have those numbers now."""
 
     def learner():

@@ -58,7 +58,7 @@ def assert_are(buffer_, expected):
 
 @pytest.mark.parametrize('direct', [True, False])
 @pytest.mark.parametrize('made', [StoreBuffer, DequeBuffer])
-def test_frames_are_a_quarter_of_their_bytes(store, made, direct):
+def test_narrow_chunks_take_a_quarter_of_the_bytes(store, made, direct):
     buffer_ = made(20)
     writer, learner = ChunkWriter(store, STREAM), Learner(store, buffer_, direct and made is StoreBuffer)
     for numbers in ((0, 1, 2), (3,)):
@@ -75,7 +75,7 @@ def test_frames_are_a_quarter_of_their_bytes(store, made, direct):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_from_the_first_other_value_on_they_travel_as_they_are(store, direct):
+def test_narrow_chunks_end_at_the_first_other_value(store, direct):
     buffer_ = StoreBuffer(20)
     writer, learner = ChunkWriter(store, STREAM), Learner(store, buffer_, direct)
     writer.write(frames(0, 1), HEADER)
@@ -92,7 +92,7 @@ def test_from_the_first_other_value_on_they_travel_as_they_are(store, direct):
 
 
 @pytest.mark.parametrize('is_first', [True, False])
-def test_the_first_other_value_may_come_with_another_schema(store, is_first, caplog):
+def test_narrow_chunks_end_at_another_value_and_schema(store, is_first, caplog):
     """It counts, and is said, and no schema after that changes it."""
     writer = ChunkWriter(store, STREAM)
     writer.write(frames(0, 1), HEADER)
@@ -108,7 +108,7 @@ def test_the_first_other_value_may_come_with_another_schema(store, is_first, cap
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_of_two_writers_one_has_other_values(store, direct):
+def test_narrow_chunks_mix_with_wide_ones_of_another_writer(store, direct):
     """A table that is kept wide since takes what still comes narrow."""
     buffer_ = StoreBuffer(20)
     narrow, other = ChunkWriter(store, STREAM), ChunkWriter(store.another(), STREAM)
@@ -123,7 +123,7 @@ def test_of_two_writers_one_has_other_values(store, direct):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_steps_of_a_sequence_and_frames_that_are_not_there(store, direct):
+def test_narrow_sequences_with_missing_frames_arrive(store, direct):
     buffer_ = StoreBuffer(20)
     writer, learner = ChunkWriter(store, STREAM), Learner(store, buffer_, direct)
     plain = [{'seq': [{'obs': frame(3 * i + t)} for t in range(3)], 'maybe': None} for i in range(2)]
@@ -142,7 +142,7 @@ def test_steps_of_a_sequence_and_frames_that_are_not_there(store, direct):
 
 
 @pytest.mark.parametrize('direct', [True, False])
-def test_episodes(store, direct):
+def test_narrow_episodes_arrive_bit_by_bit(store, direct):
     buffer_ = StoreBuffer(20)
     learner = Learner(store, buffer_, direct)
     ChunkWriter(store, STREAM).write(frames(*range(5)), {**HEADER, 'kind': 'episodes', 'lengths': [2, 3]})
@@ -156,7 +156,7 @@ def test_episodes(store, direct):
 
 @pytest.mark.parametrize('direct', [True, False])
 @pytest.mark.parametrize('shape', [(), (1,)])
-def test_priorities_are_numbers_however_they_came(store, shape, direct):
+def test_narrow_priorities_are_numbers(store, shape, direct):
     """Our writers leave small leaves alone, but an entry says which are narrow, and any of float32 may be."""
     buffer_ = StoreBuffer(20, sampler=Prioritized(alpha=1.0))
     levels = [51, 255]
@@ -168,7 +168,7 @@ def test_priorities_are_numbers_however_they_came(store, shape, direct):
     assert buffer_.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.2, 1.0, 0.2, 1.0])
 
 
-def test_they_arrive_in_memory_of_their_own(store):
+def test_narrow_frames_of_elements_have_their_own_memory(store):
     """What elements are made of outlives the entry, and may be written to."""
     ChunkWriter(store, STREAM).write(frames(0, 1), HEADER)
     (entry,) = store.read(STREAM)
@@ -182,7 +182,7 @@ def test_they_arrive_in_memory_of_their_own(store):
 @pytest.mark.parametrize(
     'names', ['obs', ['obs', 3], ['time'], ['obs', 'there is no such'], ['done', 'obs'], None, {'obs': 1}, [['obs']]]
 )
-def test_names_that_are_no_narrow_columns_are_damage(store, names):
+def test_narrow_chunk_with_wrong_names_is_refused(store, names):
     ChunkWriter(store, STREAM).write(frames(0), HEADER)
     (entry,) = store.read(STREAM)
     store.append(STREAM, {**entry.header, 'narrowed': names}, entry.arrays)
@@ -195,7 +195,7 @@ def test_names_that_are_no_narrow_columns_are_damage(store, names):
 
 
 @pytest.mark.parametrize(('direct', 'kind', 'counts'), [(True, {}, 1), (False, {}, 4), (True, EPISODES, 4)])
-def test_what_is_read_ahead_counts_for_what_becomes_of_it(store, direct, kind, counts):
+def test_read_ahead_counts_narrow_chunks_as_the_learner_keeps(store, direct, kind, counts):
     """Of elements a learner would hold four times of what it may."""
     made = Learner(store.another(), StoreBuffer(20), direct)
     learner = LearnerExchanger.__new__(LearnerExchanger)

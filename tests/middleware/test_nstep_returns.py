@@ -14,7 +14,7 @@ def steps(rewards):
     return [{'reward': reward, 'done': done, 'next_obs': torch.zeros(2)} for reward in rewards]
 
 
-def test_nstep_returns_of_scalar_rewards_are_those_of_one() -> None:
+def test_nstep_returns_of_scalar_rewards_equal_vector_ones() -> None:
     scalars = steps(torch.tensor(float(i)) for i in range(4))
     ones = steps(torch.tensor([float(i)]) for i in range(4))
     for episode in (scalars, ones):
@@ -24,6 +24,6 @@ def test_nstep_returns_of_scalar_rewards_are_those_of_one() -> None:
     assert scalars[0]['reward'].tolist() == [0.0, 1.0, 2.0]
 
 
-def test_nstep_returns_of_what_is_no_tensor_are_refused() -> None:
+def test_nstep_returns_of_rewards_not_tensors_are_refused() -> None:
     with pytest.raises(ConfigError, match='a reward is a float'):
         add_returns(steps([1.0, 2.0]), 2, 0.9)

@@ -25,7 +25,7 @@ def python(code, cwd, timeout_s=150):
     return done.stdout.decode()
 
 
-def test_flag_off_is_stock_and_imports_nothing_of_redis(tmp_path):
+def test_flag_off_is_plain_di_engine_without_redis(tmp_path):
     python(
         """
         import sys
@@ -47,7 +47,7 @@ def test_flag_off_is_stock_and_imports_nothing_of_redis(tmp_path):
     )
 
 
-def test_flag_off_runs_the_stock_job(tmp_path):
+def test_flag_off_runs_the_plain_di_engine_job(tmp_path):
     out = python(
         """
         import sys

@@ -83,7 +83,7 @@ def session(path):
 
 
 @pytest.mark.parametrize('make', MAKERS)
-def test_the_same_updates_follow_as_without_the_interruption(tmp_path, make):
+def test_resumed_policy_makes_the_same_updates(tmp_path, make):
     torch.manual_seed(1)
     policy, other = make(), make()
     saver = checkpointer(session(tmp_path), policy)
@@ -102,7 +102,7 @@ def tensors_of(policy):
     return [tensor for name in state if 'model' in name for tensor in state[name].values()]
 
 
-def test_stock_loads_the_file_and_we_load_one_of_stock(tmp_path):
+def test_policy_state_loads_into_plain_di_engine_and_back(tmp_path):
     torch.manual_seed(1)
     policy, other = sac(), sac()
     saver = checkpointer(session(tmp_path / 'ours'), policy)
@@ -119,7 +119,7 @@ def test_stock_loads_the_file_and_we_load_one_of_stock(tmp_path):
     assert all(map(torch.equal, tensors_of(another), tensors_of(policy)))
 
 
-def test_a_module_and_an_optimizer_that_the_policy_leaves_out_are_kept(tmp_path):
+def test_modules_left_out_of_the_policy_state_are_kept(tmp_path):
     def with_more():
         policy = dqn()
         policy._extra = torch.nn.Linear(2, 2)
@@ -137,7 +137,7 @@ def test_a_module_and_an_optimizer_that_the_policy_leaves_out_are_kept(tmp_path)
     assert other._extra_optimizer.state_dict()['state'][0]['step'] == 1
 
 
-def test_a_misfit_is_named(tmp_path):
+def test_policy_state_that_does_not_fit_is_named(tmp_path):
     policy = sac()
     saver = checkpointer(session(tmp_path), policy)
     train(policy, range(1))
@@ -151,7 +151,7 @@ def test_a_misfit_is_named(tmp_path):
 
 
 @pytest.mark.parametrize('is_learned', [False, True])
-def test_a_temperature_that_is_not_learned_is_a_setting(tmp_path, is_learned):
+def test_fixed_temperature_is_read_from_the_config(tmp_path, is_learned):
     def made(alpha):
         return sac(dict(auto_alpha=is_learned, alpha=alpha))
 

@@ -31,7 +31,7 @@ def step(i, **more):
     return ttorch.as_tensor({'obs': torch.full((2,), float(i)), 'action': torch.tensor([i % 2]), **more})
 
 
-def test_plain_and_prioritized():
+def test_replay_settings_choose_the_sampler():
     assert isinstance(buffer_of(config(max_use=float('inf'))).sampler, Uniform)
     weighted = buffer_of(config(dict(priority=True, priority_IS_weight=True), alpha=0.7, beta=0.5)).sampler
     assert isinstance(weighted, Prioritized)
@@ -40,7 +40,7 @@ def test_plain_and_prioritized():
 
 
 @pytest.mark.parametrize('max_use', [None, 1, 3])
-def test_a_queue_hands_out_each_element_in_its_turn_and_so_often(max_use):
+def test_replay_queue_gives_each_element_in_order(max_use):
     buffer_ = buffer_of(config(sampler='fifo', **({} if max_use is None else {'max_use': max_use})))
     for i in range(12):
         buffer_.push(step(i))
@@ -55,7 +55,7 @@ def test_a_queue_hands_out_each_element_in_its_turn_and_so_often(max_use):
 
 
 @pytest.mark.parametrize('kind', ['stock', 'store'])
-def test_limited_use(kind):
+def test_replay_max_use_limits_uses(kind):
     buffer_ = getattr(ReplaySettings.of(config(max_use=2)), kind)(*([StoreBuffer] if kind == 'store' else []))
     for i in range(8):
         buffer_.push(step(i))
@@ -76,12 +76,12 @@ def test_limited_use(kind):
         (dict(priority=True), dict(sampler='fifo'), 'turn policy.priority off'),
     ],
 )
-def test_what_contradicts_itself_is_refused(policy, replay, text):
+def test_replay_settings_that_contradict_are_refused(policy, replay, text):
     with pytest.raises(ConfigError, match=text):
         ReplaySettings.of(config(policy, **replay))
 
 
-def test_every_key_has_its_effect(tmp_path):
+def test_replay_settings_all_have_an_effect(tmp_path):
     policy = dict(priority=True, priority_IS_weight=True)
     keys = dict(priority_power_factor=0.9, IS_weight_power_factor=0.1, anneal_step=5, max_staleness=3, prefetch=2)
     buffer_ = buffer_of(config(policy, path=str(tmp_path / 'replay'), sampler='rank', sliced=True, max_use=7, **keys))
@@ -107,7 +107,7 @@ def test_every_key_has_its_effect(tmp_path):
     assert ReplaySettings.of(config(policy, beta=0.3, anneal_step=0)).stock()._middleware[1].delta_anneal == 0
 
 
-def test_the_keys_of_every_policy_are_accepted():
+def test_replay_keys_of_every_policy_are_accepted():
     import ding.policy  # noqa: F401
     from ding.utils import POLICY_REGISTRY
 
@@ -153,7 +153,7 @@ def lambda_model(values):
     return model
 
 
-def test_epsilons_of_ape_x():
+def test_epsilons_of_ape_x_follow_its_formula():
     """Horgan et al. 2018: 0.4 ** (1 + i / (N - 1) * 7)."""
     epsilons = [collector_epsilon(i, 8) for i in range(8)]
     assert epsilons[0] == pytest.approx(0.4)
@@ -165,13 +165,13 @@ def test_epsilons_of_ape_x():
         collector_epsilon(0, 0)
 
 
-def test_an_overlap_must_leave_something():
+def test_replay_overlap_of_a_whole_sequence_is_refused():
     with pytest.raises(ConfigError, match=r'overlap \(8\)'):
         Unroller(8, overlap=8)
 
 
 @pytest.mark.parametrize('kind', ['steps', 'steps of envs', 'episodes', 'lists'])
-def test_what_is_pushed_in_one_piece_is_what_stock_pushes(kind):
+def test_data_pusher_pushes_what_plain_di_engine_pushes(kind):
     from ding.framework.middleware import data_pusher as stock_pusher
 
     steps = [step(i, env_data_id=torch.tensor([i % 3])) for i in range(7)]
@@ -197,7 +197,7 @@ def test_what_is_pushed_in_one_piece_is_what_stock_pushes(kind):
         data_pusher(config(), ours)(SimpleNamespace(trajectories=None, episodes=None))
 
 
-def test_middleware_of_the_buffer_sees_each_element_that_is_pushed():
+def test_data_pusher_with_middleware_pushes_each_element():
     buffer_, seen = StoreBuffer(10), []
 
     def watch(action, chain, *args, **kwargs):

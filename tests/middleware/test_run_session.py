@@ -69,7 +69,7 @@ def member(store):
         session.close()
 
 
-def test_join_of_a_run_that_ends_does_not_begin_it_anew(store, member):
+def test_join_of_a_run_that_ends_does_not_restart_it(store, member):
     learner = member('learner')
     joined = store.stream_info(STREAM).epoch
     member('collector', 100, joined=joined)
@@ -81,7 +81,7 @@ def test_join_of_a_run_that_ends_does_not_begin_it_anew(store, member):
     assert store.info().streams == {}
 
 
-def test_join_while_the_server_loses_its_memory_takes_part(member):
+def test_join_during_a_memory_loss_succeeds(member):
     joined = 'of a former life'
     with pytest.raises(ConfigError, match='ended while'):
         member('collector', 100, joined=joined)
@@ -123,7 +123,7 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     assert (reported, collector.member.figures) == ({}, {'rows': 8})
 
 
-def test_member_that_left_brings_only_forgotten_data_later(forgetful_server):
+def test_member_that_left_resends_only_forgotten_data(forgetful_server):
     with open_store(forgetful_server.url) as store:
         collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
@@ -138,7 +138,7 @@ def test_member_that_left_brings_only_forgotten_data_later(forgetful_server):
             assert store.info().streams == {}
 
 
-def test_late_member_of_a_retired_run_brings_nothing_into_next(forgetful_server):
+def test_late_member_of_a_retired_run_adds_nothing_to_next(forgetful_server):
     with RedisStore(forgetful_server.url) as store:
         collector = RunSession(CONFIG, store=RedisStore(forgetful_server.url, stream_options=STREAM_OPTIONS))
         with contextlib.closing(collector):
@@ -157,7 +157,7 @@ def test_late_member_of_a_retired_run_brings_nothing_into_next(forgetful_server)
         assert store.read('experience') == []
 
 
-def test_a_report_that_a_full_server_may_have_says_that_it_is_full(member, monkeypatch):
+def test_unsettled_report_to_a_full_server_marks_it_full(member, monkeypatch):
     collector = member('collector', 2)
 
     def full(self, *arguments):
@@ -169,7 +169,7 @@ def test_a_report_that_a_full_server_may_have_says_that_it_is_full(member, monke
 
 
 @pytest.mark.parametrize('error', [StoreTimeout, AppendUnsettled])
-def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch, error):
+def test_report_that_is_late_does_not_end_the_run(member, monkeypatch, error):
     # While the server is away, another thread of the process may hold what a report waits for; or it is not known
     # whether a server that came back at its maxmemory has it.
     collector = member('collector', 2)
@@ -186,7 +186,7 @@ def test_a_report_that_comes_late_is_not_the_end_of_the_run(member, monkeypatch,
     assert not collector.finished
 
 
-def test_a_last_report_that_is_unsettled_is_no_failure(store, member, monkeypatch):
+def test_last_report_that_is_unsettled_is_no_failure(store, member, monkeypatch):
     collector = member('collector', 2)
     report = Member.report
 
@@ -201,7 +201,7 @@ def test_a_last_report_that_is_unsettled_is_no_failure(store, member, monkeypatc
     assert not learner.finished
 
 
-def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, caplog):
+def test_server_at_maxmemory_does_not_end_the_run(forgetful_server, caplog):
     stores = [open_store(forgetful_server.url, stream_options=STREAM_OPTIONS) for _ in range(2)]
     learner, collector = (RunSession(CONFIG, store=store) for store in stores)
     with forgetful_server.client() as client, contextlib.closing(learner), contextlib.closing(collector):
@@ -228,7 +228,7 @@ def test_a_server_at_its_maxmemory_is_not_the_end_of_the_run(forgetful_server, c
     assert len(warnings) == 2
 
 
-def test_weights_that_find_no_memory_are_published_when_there_is_some(forgetful_server):
+def test_weights_refused_at_maxmemory_are_published_later(forgetful_server):
     """The first ones, too: a learner may be started again just then."""
     session = RunSession(CONFIG, store=open_store(forgetful_server.url, host_plane='off'))
     sender = WeightsSender(session, torch.nn.Linear(40, 40), 'main')
@@ -245,7 +245,7 @@ def test_weights_that_find_no_memory_are_published_when_there_is_some(forgetful_
 
 
 @pytest.mark.parametrize('when', ['before', 'after'])
-def test_at_maxmemory_members_come_and_go(forgetful_server, when, caplog):
+def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
     learner, collector = (
         RunSession(CONFIG, store=open_store(forgetful_server.url, stream_options=STREAM_OPTIONS)) for _ in range(2)
     )
@@ -290,7 +290,7 @@ def states(store):
     return {member['id']: member['state'] for member in read_status(store, rate_s=0.0)['members']}
 
 
-def test_a_report_that_cannot_be_read_hides_no_other(redis_server, caplog):
+def test_report_that_cannot_be_read_hides_no_other(redis_server, caplog):
     run = f'reports-{os.getpid()}'
     with open_store(redis_server.url, run, stream_options=STREAM_OPTIONS) as store, redis_server.client() as client:
         for number in range(4):
@@ -311,7 +311,7 @@ def test_a_report_that_cannot_be_read_hides_no_other(redis_server, caplog):
         assert len([record for record in caplog.records if 'is skipped' in record.message]) == 1
 
 
-def test_finish_reaches_every_member_and_the_first_reason_stays(member):
+def test_finish_reaches_every_member_with_the_first_reason(member):
     learner, collector = member('learner'), member('collector', 2)
     heard = []
     collector.on_finish(heard.append)
@@ -321,14 +321,14 @@ def test_finish_reaches_every_member_and_the_first_reason_stays(member):
     assert collector.finished
 
 
-def test_late_finish_learns_that_the_run_had_failed(member):
+def test_late_finish_returns_that_the_run_had_failed(member):
     first, late = member('learner'), member('evaluator', 1)
     first.finish('interrupted', failed=True)
     late.finish('good enough')
     assert (late.finish_reason, late.failed) == ('interrupted', True)
 
 
-def test_a_wait_ends_with_the_run(member):
+def test_wait_ends_with_the_run(member):
     learner, collector = member('learner'), member('collector', 2)
     begun = threading.Event()
 
@@ -345,14 +345,14 @@ def test_a_wait_ends_with_the_run(member):
     assert results == [None]
 
 
-def test_a_wait_ends_with_the_task(member):
+def test_wait_ends_with_the_task(member):
     flag = threading.Event()
     collector = member('collector', 2, finished=flag.is_set)
     flag.set()
     assert collector.wait_for('anything', lambda timeout_s: pytest.fail('not asked any more')) is None
 
 
-def test_a_dead_learner_is_waited_for_and_then_named(member):
+def test_wait_for_a_dead_learner_ends_with_its_name(member):
     learner, collector = member('learner'), member('collector', 2)
     die(learner)
     begin = time.monotonic()
@@ -361,7 +361,7 @@ def test_a_dead_learner_is_waited_for_and_then_named(member):
     assert time.monotonic() - begin >= collector.waited_s >= CONFIG.peer_timeout_s
 
 
-def test_no_member_is_silent_while_own_reports_fail_too(member, monkeypatch):
+def test_peers_are_not_silent_while_own_reports_fail(member, monkeypatch):
     """As where the server's disk is full: it can be read, and refuses all reports."""
     learner, collector = member('learner'), member('collector', 2)
     timeout_s, is_full = collector.config.peer_timeout_s, lambda: collector.is_server_full
@@ -379,7 +379,7 @@ def test_no_member_is_silent_while_own_reports_fail_too(member, monkeypatch):
         peers.look()
 
 
-def test_a_learner_that_comes_back_ends_the_countdown(member):
+def test_learner_that_returns_ends_the_countdown(member):
     learner, collector = member('learner'), member('collector', 2)
     die(learner)
     again = []
@@ -394,7 +394,7 @@ def test_a_learner_that_comes_back_ends_the_countdown(member):
     assert collector.wait_for('chunks', attempt, 'learner') is True
 
 
-def test_checkpoints_of_a_run_that_ended_in_order_are_not_resumed(store, tmp_path):
+def test_checkpoints_of_a_finished_run_are_not_resumed(store, tmp_path):
     """Its learner was killed before it could say so in their directory: rows and model begin afresh together."""
     directory, other = (CheckpointDir(str(tmp_path / name)) for name in ('ours', 'other'))
     for each in (directory, other):
@@ -417,7 +417,7 @@ def test_leaving_learner_ends_the_run_as_failed(store, member):
 
 
 @pytest.mark.parametrize(('error', 'failed'), [(None, False), (SystemExit(0), False), (OSError('the log'), True)])
-def test_a_learner_that_fails_when_its_task_was_finished_has_failed(store, member, monkeypatch, error, failed):
+def test_learner_failing_after_its_task_finished_has_failed(store, member, monkeypatch, error, failed):
     """Its checkpoints are then to be resumed, with what is left of the run."""
     task, seen = pytest.importorskip('ding.framework').task, []
     with contextlib.suppress(OSError, SystemExit), task.start():
@@ -445,7 +445,7 @@ def test_learner_retires_a_run_that_ended_in_order(store, member):
     assert (info.streams, info.values, info.counters) == ({}, {}, {})
 
 
-def test_next_run_clears_what_ended_in_order_and_keeps_what_failed(store):
+def test_next_run_clears_a_finished_run_and_keeps_a_failed_one(store):
     for failed in (False, True):
         store.append('experience', {}, {})
         store.put(FINISH, {'reason': 'r', 'failed': failed}, {})
@@ -468,7 +468,7 @@ def test_many_members_of_the_next_run_clear_it_once(store):
 
 
 @pytest.mark.parametrize('failed', [False, True])
-def test_a_process_that_was_killed_while_it_cleared_a_run_is_replaced(store, monkeypatch, caplog, failed):
+def test_process_killed_while_clearing_a_run_is_replaced(store, monkeypatch, caplog, failed):
     store.append('experience', {}, {})
     store.put(FINISH, {'reason': 'r', 'failed': failed}, {})
     store.put(RETIRE, {}, {})  # all that it came to
@@ -510,7 +510,7 @@ def reporting(store, other):
         thread.join(60)
 
 
-def test_a_second_living_learner_of_another_launch_is_refused(store, member):
+def test_second_living_learner_of_another_launch_is_refused(store, member):
     with subprocess.Popen(['sleep', '60']) as process:
         with reporting(store, elsewhere('learner', 7, process.pid)):
             with pytest.raises(ConfigError, match=rf'pid {process.pid} on .*--run NAME.*ding-store status'):
@@ -536,7 +536,7 @@ def test_second_of_two_launches_that_claim_at_once_is_refused(store, monkeypatch
             process.kill()
 
 
-def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner_has_come(store, member):
+def test_workers_of_a_second_job_are_refused_without_a_learner(store, member):
     with subprocess.Popen(['sleep', '60']) as process:
         store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})
         with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
@@ -547,7 +547,7 @@ def test_workers_of_another_job_of_the_same_nodes_are_refused_before_its_learner
 
 
 @pytest.mark.parametrize('has_failed', [True, False])
-def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has_failed):
+def test_run_left_by_one_script_is_refused_to_another(store, monkeypatch, has_failed):
     """Failed, or killed."""
     with subprocess.Popen(['sleep', '60']) as process:
         gone = _claim(f'{pid_space()} {process.pid}')
@@ -580,12 +580,12 @@ def test_what_one_script_left_is_not_taken_up_by_another(store, monkeypatch, has
     start('/a/qbert.py', '--config', 'x')
 
 
-def test_two_learners_of_one_parent_may_be(store, member):
+def test_two_learners_of_one_launch_are_accepted(store, member):
     with reporting(store, Member('other', 'learner', 1, pid=os.getppid())):
         member('learner', 0)
 
 
-def test_members_that_went_are_forgotten_and_their_figures_stay(store, monkeypatch):
+def test_members_that_left_are_removed_and_their_figures_stay(store, monkeypatch):
     """Collectors come and go, in order or killed, while the learner and one collector stay."""
     monkeypatch.setattr(members_module, 'MAX_DEPARTED', 5)
     followed, whole = Members(store), Members(store)

@@ -70,7 +70,7 @@ def end_of(process):
     return process.stdout.read().split('\n')[:-1]
 
 
-def test_others_see_it_and_it_ends(writer):
+def test_saving_process_is_visible_to_others_and_ends(writer):
     assert len(NAME) <= 15  # of which the kernel keeps no more
     assert end_of(writer) == ['saved', 'went on', 'ended']
     assert writer.wait() == 0
@@ -86,7 +86,7 @@ def test_others_see_it_and_it_ends(writer):
         ([signal.SIGINT, signal.SIGTERM], ['saved'], -signal.SIGTERM),
     ],
 )
-def test_a_signal_comes_after_it_whatever_came_of_it(writer, numbers, said, code):
+def test_signal_during_a_save_arrives_after_it(writer, numbers, said, code):
     for number in numbers:
         writer.send_signal(number)
         assert 'signal received' in writer.stderr.readline()
@@ -94,7 +94,7 @@ def test_a_signal_comes_after_it_whatever_came_of_it(writer, numbers, said, code
     assert writer.wait() == code
 
 
-def test_a_second_signal_comes_at_once(writer):
+def test_second_signal_during_a_save_arrives_at_once(writer):
     writer.send_signal(signal.SIGTERM)
     assert 'signal received' in writer.stderr.readline()
     writer.send_signal(signal.SIGTERM)
@@ -106,7 +106,7 @@ def test_a_second_signal_comes_at_once(writer):
     ('number', 'said', 'code'),
     [(signal.SIGINT, ['saved', 'interrupted', 'ended'], 0), (signal.SIGTERM, ['saved'], -signal.SIGTERM)],
 )
-def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number, said, code):
+def test_signal_during_an_iteration_arrives_after_its_save(iterating, number, said, code):
     iterating.stdin.write('\n')
     assert iterating.stdout.readline() == 'iterating\n'
     iterating.send_signal(number)
@@ -115,7 +115,7 @@ def test_a_signal_comes_after_the_iteration_and_its_checkpoint(iterating, number
     assert iterating.wait() == code
 
 
-def test_a_signal_that_a_launcher_hands_on_is_no_second_one(iterating):
+def test_signal_forwarded_by_a_launcher_is_not_a_second_one(iterating):
     for _ in range(2):
         iterating.send_signal(signal.SIGINT)
     assert 'signal received' in iterating.stderr.readline()
@@ -123,7 +123,7 @@ def test_a_signal_that_a_launcher_hands_on_is_no_second_one(iterating):
 
 
 @pytest.mark.parametrize('arguments', [['60', '0']])
-def test_a_second_signal_breaks_an_iteration_off(iterating):
+def test_second_signal_stops_an_iteration(iterating):
     iterating.send_signal(signal.SIGINT)
     assert 'signal received' in iterating.stderr.readline()
     iterating.send_signal(signal.SIGINT)
@@ -135,7 +135,7 @@ def test_a_second_signal_breaks_an_iteration_off(iterating):
     ('number', 'said', 'code'),
     [(signal.SIGINT, 'interrupted\nended\n', 0), (signal.SIGTERM, '', -signal.SIGTERM)],
 )
-def test_an_iteration_that_takes_too_long_is_broken_off(iterating, number, said, code):
+def test_iteration_that_takes_too_long_is_stopped(iterating, number, said, code):
     iterating.send_signal(number)
     assert iterating.stdout.read() == said
     assert iterating.wait() == code
@@ -155,7 +155,7 @@ def test_process_without_its_parent_has_time_for_its_checkpoint(iterating):
     assert 'killed' in said
 
 
-def test_one_handler_that_raises_does_not_keep_the_others_from_their_signals():
+def test_signal_handler_that_raises_does_not_stop_the_others():
     def save():
         with saving():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -201,19 +201,19 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize('code', [CHAINED, ELSEWHERE], ids=['chained', 'elsewhere'])
-def test_a_handler_that_could_not_be_given_back_passes_on(code):
+def test_signal_handler_that_stays_passes_signals_on(code):
     with started('-c', code) as process:
         assert process.stdout.readline() == 'done\n'
         process.terminate()
         assert process.wait() == -signal.SIGTERM
 
 
-def test_what_was_held_back_comes_also_if_another_thread_says_so():
+def test_signal_held_back_arrives_from_another_thread():
     with started('-c', ELSEWHERE, 'told') as process:
         assert process.wait() == -signal.SIGTERM
 
 
-def test_the_process_is_called_afterwards_what_it_was():
+def test_process_name_is_restored_after_saving():
     own = Path('/proc/self/comm')
     before = own.read_bytes()
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_the_process_is_called_afterwards_what_it_was():
 
 
 @pytest.mark.parametrize('error', [FileNotFoundError, PermissionError])
-def test_it_is_written_where_no_name_can_be_read(monkeypatch, error):
+def test_saving_works_if_the_process_name_is_unreadable(monkeypatch, error):
     def unreadable(self):
         raise error(self)
 

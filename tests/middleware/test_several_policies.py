@@ -74,7 +74,7 @@ def again(path, **kwargs):
     return league(path, **kwargs)
 
 
-def test_all_of_a_killed_process_go_on_from_one_moment(tmp_path):
+def test_policies_of_a_killed_process_resume_from_one_moment(tmp_path):
     for _ in range(3):
         before = len(os.listdir(tmp_path)) and CheckpointDir(str(tmp_path)).newest()[1]['ding_store']['counters']
         pid = os.fork()
@@ -97,7 +97,7 @@ def test_all_of_a_killed_process_go_on_from_one_moment(tmp_path):
         made._directory._lock = None  # The next child is to save there.
 
 
-def test_the_first_is_what_others_read_there(tmp_path):
+def test_first_policy_is_what_plain_di_engine_reads(tmp_path):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
     made._saver.drain()
@@ -107,7 +107,7 @@ def test_the_first_is_what_others_read_there(tmp_path):
     assert torch.equal(other.model.weight, policies[0].model.weight)
 
 
-def test_no_step_of_any_of_them_comes_into_a_checkpoint_that_is_taken(tmp_path, monkeypatch):
+def test_steps_of_all_policies_wait_for_the_snapshot(tmp_path, monkeypatch):
     _, made, policies = league(tmp_path)
     seen = []
     monkeypatch.setattr(made._saver, '_copied', SimpleNamespace(is_set=lambda: False, wait=lambda: seen.append('one')))
@@ -117,7 +117,7 @@ def test_no_step_of_any_of_them_comes_into_a_checkpoint_that_is_taken(tmp_path, 
 
 
 @pytest.mark.parametrize('sizes', [SIZES[:1], SIZES[:2], (*SIZES, 6)])
-def test_others_than_were_there_are_refused(tmp_path, sizes):
+def test_checkpoint_with_other_policies_is_refused(tmp_path, sizes):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
     made._saver.drain()
@@ -126,7 +126,7 @@ def test_others_than_were_there_are_refused(tmp_path, sizes):
 
 
 @pytest.mark.parametrize('is_resumed', [False, True])
-def test_one_that_comes_after_the_first_iteration_is_refused(tmp_path, is_resumed):
+def test_policy_added_after_the_first_iteration_is_refused(tmp_path, is_resumed):
     session, made, policies = league(tmp_path)
     if is_resumed:
         iterate(made, policies, 1)
@@ -139,7 +139,7 @@ def test_one_that_comes_after_the_first_iteration_is_refused(tmp_path, is_resume
     iterate(made, policies, 1)
 
 
-def test_one_that_does_not_fit_is_named(tmp_path):
+def test_policy_that_does_not_fit_is_named(tmp_path):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
     made._saver.drain()
@@ -147,7 +147,7 @@ def test_one_that_does_not_fit_is_named(tmp_path):
         again(tmp_path, sizes=(SIZES[0], *SIZES[:0:-1]))
 
 
-def test_a_checkpoint_to_begin_with_may_have_fewer(tmp_path):
+def test_loaded_checkpoint_may_have_fewer_policies(tmp_path):
     _, made, policies = league(tmp_path / 'one', sizes=SIZES[:1])
     iterate(made, policies, 2)
     made._saver.drain()
@@ -157,7 +157,7 @@ def test_a_checkpoint_to_begin_with_may_have_fewer(tmp_path):
     assert [bool(policy.model.weight.any()) for policy in policies] == [True, False, False]
 
 
-def test_ckpt_saver_of_several_policies_is_ours_once(tmp_path):
+def test_ckpt_saver_is_replaced_for_one_of_several_policies(tmp_path):
     _, made, policies = league(tmp_path / 'ours')
     session = made._session
     saver = ckpt_saver(session, policies[1], str(tmp_path / 'exp'), train_freq=1)
@@ -167,7 +167,7 @@ def test_ckpt_saver_of_several_policies_is_ours_once(tmp_path):
     assert len(torch.load(tmp_path / 'ours' / 'iteration_1.pth.tar')['ding_store']['others']) == 2
 
 
-def test_the_best_moment_has_all_of_them(tmp_path):
+def test_best_checkpoint_has_all_policies(tmp_path):
     _, made, policies = league(tmp_path)
     config = made._session.config.checkpoint
     best = BestCheckpoint(config)

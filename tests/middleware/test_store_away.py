@@ -146,9 +146,7 @@ WEIGHTS = {
 
 @pytest.mark.parametrize('is_late', [False, True])
 @pytest.mark.parametrize(('ratio', 'weights'), [('free', 'slots'), ('keep', 'inline'), ('free', 'parts')])
-def test_no_command_of_the_loop_waits_for_a_server_that_dies_in_it(
-    own_server, tmp_path, monkeypatch, ratio, weights, is_late
-):
+def test_learner_loop_does_not_wait_for_a_server_that_dies(own_server, tmp_path, monkeypatch, ratio, weights, is_late):
     with Loop(own_server, ratio, host_cache_dir=str(tmp_path), **WEIGHTS[weights]) as loop:
         fault, number = Fault(monkeypatch, loop, own_server.kill), 0
         loop.collect(1)
@@ -172,7 +170,7 @@ def test_no_command_of_the_loop_waits_for_a_server_that_dies_in_it(
         assert len(fired) > 8
 
 
-def test_a_server_that_hangs_is_waited_for_once(own_server, tmp_path):
+def test_learner_loop_waits_once_for_a_server_that_hangs(own_server, tmp_path):
     """As long as one reply may take; what it does when it wakes up, with what was sent before, harms nothing."""
     options = dict(host_cache_dir=str(tmp_path), check_every_s=0.2, socket_timeout_s=1.0)
     with Loop(own_server, num_weights=128, **options) as loop:
@@ -196,7 +194,7 @@ def is_held(lock):
     return not is_free
 
 
-def test_nonblocking_call_does_not_wait_with_others(own_server, tmp_path):
+def test_nonblocking_call_does_not_wait_for_other_threads(own_server, tmp_path):
     """A thread waits for the server with the lock of a value that it fills, and of what has no reply yet."""
     with open_store(own_server.url, 'r', host_cache_dir=str(tmp_path), reconnect_timeout_s=RECONNECT_S) as store:
         arrays = {'weight': np.zeros(1 << 16)}
@@ -236,7 +234,7 @@ def test_nonblocking_call_does_not_wait_with_others(own_server, tmp_path):
 
 
 @pytest.mark.parametrize('ratio', ['keep', 'free'])
-def test_a_learner_trains_on_while_the_store_is_away(own_server, tmp_path, caplog, ratio):
+def test_learner_trains_while_the_store_is_away(own_server, tmp_path, caplog, ratio):
     """Free on its table, else on the chunks that it has; acks, progress and weights come when the store is back."""
     with Loop(own_server, ratio, host_cache_dir=str(tmp_path)) as loop:
         loop.collect(1)

@@ -30,7 +30,7 @@ def router(monkeypatch):
     assert found.is_active
 
 
-def test_calls_run_once_and_the_last_one_first(router):
+def test_calls_before_stop_run_once_and_last_one_first(router):
     calls = []
     for part in 'abca':
         before_stop(part, lambda part=part: calls.append(part))
@@ -62,7 +62,7 @@ def test_failure_of_a_vital_process_ends_the_mesh(router, is_vital):
     assert router.was_active == is_vital
 
 
-def test_a_call_that_raises_spares_the_mesh_and_the_task_stops(router):
+def test_call_that_raises_keeps_the_mesh_and_stops_the_task(router):
     def fail():
         raise OSError('full')
 

@@ -79,7 +79,7 @@ def assert_same(one, other):
 
 
 @pytest.mark.parametrize('in_place', [False, True])
-def test_everything_in_a_state_dict_arrives(in_place):
+def test_weights_of_every_kind_in_a_state_dict_arrive(in_place):
     source, target = Tied(3), Tied()
     source.steps, source.body[1].running_mean[2], source.body[1].num_batches_tracked[...] = 7, 0.5, 11
     value = value_of(source.state_dict())
@@ -124,7 +124,7 @@ def test_extra_state_that_is_a_tensor_arrives(in_place, before):
     assert target[0].extra == 'text'
 
 
-def test_nested_state_dicts():
+def test_weights_of_nested_state_dicts_arrive():
     source = {'model': {'w': torch.arange(3.0)}, 'opt': {'lr': 0.1, 'empty': {}, 'm': torch.ones(2, dtype=torch.int64)}}
     target = {'model': {'w': torch.zeros(3)}, 'opt': {'lr': 0.0, 'empty': {}, 'm': torch.zeros(2, dtype=torch.int64)}}
     load_arrays(target, value_of(source))
@@ -134,7 +134,7 @@ def test_nested_state_dicts():
 
 
 @pytest.mark.parametrize('entry', [object(), float('nan'), {1, 2}, (1, 2), b'x'])
-def test_what_is_neither_tensor_nor_json_is_named(entry):
+def test_weights_neither_tensor_nor_json_are_refused_by_name(entry):
     with pytest.raises(SchemaMismatch, match="'a/bad'.*" + type(entry).__name__):
         state_to_arrays({'a': {'bad': entry}})
 
@@ -164,7 +164,7 @@ def test_tensors_of_other_kinds_are_refused_by_name(made, match):
 
 
 @pytest.mark.parametrize('kind', ['sparse', 'meta', 'float8_e4m3fn'])
-def test_tensors_that_no_array_can_be_are_named(kind):
+def test_weights_that_no_array_can_hold_are_refused_by_name(kind):
     if kind == 'float8_e4m3fn' and not hasattr(torch, kind):
         pytest.skip(f'this torch has no {kind}')
     made = {'sparse': lambda: torch.eye(3).to_sparse(), 'meta': lambda: torch.zeros(3, device='meta')}
@@ -173,7 +173,7 @@ def test_tensors_that_no_array_can_be_are_named(kind):
         state_to_arrays({'a': {'bad': tensor}})
 
 
-def test_views_of_other_values_than_those_in_memory_arrive():
+def test_weights_of_conjugated_and_negated_views_arrive():
     source = torch.tensor([1 + 2j, 3 - 4j])
     state, target = {'plain': source, 'conj': source.conj(), 'neg': source.conj().imag}, {}
     for name, tensor in state.items():
@@ -185,12 +185,12 @@ def test_views_of_other_values_than_those_in_memory_arrive():
 
 
 @pytest.mark.parametrize('key', [3, 'a/b'])
-def test_keys_that_are_no_names_are_named(key):
+def test_weights_with_keys_that_are_no_names_are_refused(key):
     with pytest.raises(SchemaMismatch, match=repr(key)):
         state_to_arrays({key: torch.zeros(1)})
 
 
-def test_misfits_are_all_named_and_the_model_stays():
+def test_weights_that_do_not_fit_are_named_and_not_loaded():
     target, state = Tied(1), Tied(2).state_dict()
     state['extra'] = state.pop('small')
     state['head.bias'] = torch.zeros(2)
@@ -204,7 +204,7 @@ def test_misfits_are_all_named_and_the_model_stays():
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16'])
 @pytest.mark.parametrize('in_place', [False, True])
-def test_half_precision_halves_floats_and_nothing_else(dtype, in_place):
+def test_weights_in_half_precision_halve_floats_only(dtype, in_place):
     source, target = Tied(1 / 3), Tied()
     source.body[1].num_batches_tracked[...] = 2**40
     value = value_of(source.state_dict(), dtype=dtype)
@@ -218,7 +218,7 @@ def test_half_precision_halves_floats_and_nothing_else(dtype, in_place):
         state_to_arrays({}, 'float8')
 
 
-def test_what_does_not_fit_into_half_precision_keeps_its_type():
+def test_weights_beyond_half_precision_keep_their_type():
     state = {'fits': torch.tensor([65504.0, -1.0]), 'large': torch.tensor([1e6]), 'low': torch.tensor([-1e6])}
     state.update(infinite=torch.tensor([float('inf')]), none=torch.zeros(0), given=torch.tensor([2.0]))
     state.update(brain=torch.tensor([1e30], dtype=torch.bfloat16))
@@ -254,7 +254,7 @@ class Pinned(torch.Tensor):
         return self
 
 
-def test_each_gpu_is_waited_for(monkeypatch):
+def test_weights_copy_waits_for_each_gpu(monkeypatch):
     # With fakes: whether a real one behaves so is not tested here.
     gpus = {0: OnGPU(0), 1: OnGPU(1)}
     monkeypatch.setattr(
@@ -266,7 +266,7 @@ def test_each_gpu_is_waited_for(monkeypatch):
     assert [tensor.tolist() for tensor in tensors.values()] == [[1, 1], [2, 2], [3, 3]]
 
 
-def test_pinned_memory_is_used_again_while_it_fits(monkeypatch):
+def test_pinned_memory_is_reused_if_it_fits(monkeypatch):
     gpu, pinned, made = OnGPU(0), {}, []
 
     def empty(shape, dtype, pin_memory):
@@ -284,7 +284,7 @@ def test_pinned_memory_is_used_again_while_it_fits(monkeypatch):
     assert made == [((2,), torch.float32), ((3,), torch.float32), ((3,), torch.float16)]
 
 
-def test_without_memory_that_can_be_pinned(monkeypatch, caplog):
+def test_weights_without_pinned_memory_arrive(monkeypatch, caplog):
     gpu, empty = OnGPU(0), torch.empty
     _warn_of_pageable.cache_clear()
 
@@ -302,7 +302,7 @@ def test_without_memory_that_can_be_pinned(monkeypatch, caplog):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU: torch.cuda.is_available() is False')
-def test_weights_of_a_gpu_go_through_pinned_memory(exchanger):
+def test_weights_of_a_gpu_pass_pinned_memory(exchanger):
     model, copies = Tied(1).cuda(), [Tied(), Tied().cuda()]
     learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
     receivers = [exchanger(exchangers.model_exchanger, each) for each in copies]
@@ -374,7 +374,7 @@ def number_of(model):
     return float(model.head.weight[0, 0].detach())
 
 
-def test_a_collector_has_the_newest_weights_and_their_version(exchanger):
+def test_collector_has_the_newest_weights_and_their_version(exchanger):
     model, copy = Tied(1), Tied()
     learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
     receiver = exchanger(exchangers.model_exchanger, copy)
@@ -438,7 +438,7 @@ def test_weights_that_do_not_fit_are_an_error_each_time(exchanger):
     assert_same(other, Tied(3, width=64))
 
 
-def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, caplog):
+def test_weights_except_statistics_have_the_configured_type(exchanger, caplog):
     model, copy = Tied(1 / 3), Tied()
     model.body[1].running_var[:2] = torch.tensor([1e6, 1e-9])
     sender = exchanger(exchangers.model_exchanger, model, role='learner', weights_dtype='float16')
@@ -458,14 +458,14 @@ def test_what_is_published_has_the_type_asked_for_but_statistics(exchanger, capl
 
 
 @pytest.mark.parametrize('role', ['learner', 'collector'])
-def test_experience_may_pass_them_by(exchanger, role):
+def test_weights_exchanger_is_marked_harmless(exchanger, role):
     made = exchanger(exchangers.model_exchanger, Tied(), role=role)
     with Task().start(async_mode=False) as pipeline:
         pipeline.use(made)  # which keeps of the object what its class has itself
         assert getattr(pipeline._middleware[-1], HARMLESS)
 
 
-def test_several_policies_by_name(exchanger):
+def test_weights_of_several_policies_have_names(exchanger):
     for number, name in enumerate(['red', 'blue'], 1):
         Learner(exchanger(exchangers.model_exchanger, Tied(number), role='learner', name=name)).iterate()
     for number, name in enumerate(['red', 'blue'], 1):
@@ -508,7 +508,7 @@ def test_versions_of_several_policies_are_separate(exchanger):
         in_process_of(other, 'collector', 'green', acting=True)
 
 
-def test_the_lag_is_that_of_collectors_that_live():
+def test_policy_lag_is_that_of_living_collectors():
     gone = subprocess.Popen(['true'])
     gone.wait()
     with open_store('memory://', 'r') as store:
@@ -530,7 +530,7 @@ def test_the_lag_is_that_of_collectors_that_live():
         assert members.refresh().policy_lag('main', 10) == 7
 
 
-def test_the_dead_of_long_ago_lend_the_silent_no_time():
+def test_policy_lag_ignores_collectors_silent_for_long():
     with open_store('memory://', 'r') as store:
         dead = [Member(f'dead{number}', 'collector', 2) for number in range(20)]
         silent, alive = Member('silent', 'collector', 2), Member('alive', 'collector', 2)
@@ -545,7 +545,7 @@ def test_the_dead_of_long_ago_lend_the_silent_no_time():
         assert members.refresh().policy_lag('main', 10) == 2
 
 
-def test_the_log_tells_versions_and_lag_now_and_then(exchanger, monkeypatch, caplog):
+def test_weights_log_has_versions_and_lag(exchanger, monkeypatch, caplog):
     caplog.set_level('INFO')
     learner = Learner(exchanger(exchangers.model_exchanger, Tied(), role='learner'))
     receiver = exchanger(exchangers.model_exchanger, Tied())
@@ -565,7 +565,7 @@ def test_the_log_tells_versions_and_lag_now_and_then(exchanger, monkeypatch, cap
     assert said()[1:] == ['main v4 (lag 2) at train iteration 3']
 
 
-def test_a_period_is_kept(exchanger):
+def test_weights_are_published_once_per_period(exchanger):
     sender = exchanger(exchangers.periodical_model_exchanger, Tied(1), 'send', period=3)
     learner = Learner(sender)
     versions = []
@@ -592,7 +592,7 @@ def clock(monkeypatch):
 
 
 @pytest.mark.parametrize('toleration', [{'stale_toleration': 2}, {'delay_toleration': 5.0}])
-def test_weights_that_are_too_old_are_waited_for(exchanger, clock, toleration):
+def test_weights_that_are_too_old_are_awaited(exchanger, clock, toleration):
     model, copy = Tied(1), Tied()
     learner = Learner(exchanger(exchangers.periodical_model_exchanger, model, 'send'))
     receiver = exchanger(exchangers.periodical_model_exchanger, copy, 'receive', **toleration)
@@ -628,7 +628,7 @@ def test_delay_counts_from_when_weights_were_sent(exchanger, clock, monkeypatch,
     assert 'waited 0 s for newer weights' in caplog.text
 
 
-def test_a_receiver_has_a_period_of_its_own(exchanger):
+def test_weights_are_received_once_per_own_period(exchanger):
     learner = Learner(exchanger(exchangers.periodical_model_exchanger, Tied(), 'send'))
     receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', period=3)
     slow = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', period=3)
@@ -647,7 +647,7 @@ def test_a_receiver_has_a_period_of_its_own(exchanger):
     assert receiver.version == 12
 
 
-def test_weights_that_a_script_put_itself_are_loaded(exchanger, clock):
+def test_weights_put_by_a_script_are_loaded(exchanger, clock):
     """As docs/howto/weights.md shows it: they do not say in which iteration they were made, nor when."""
     made = exchangers.periodical_model_exchanger
     receiver = exchanger(made, Tied(), 'receive', period=3, delay_toleration=5.0)
@@ -659,7 +659,7 @@ def test_weights_that_a_script_put_itself_are_loaded(exchanger, clock):
         assert not receiver._is_too_old()
 
 
-def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkeypatch, caplog):
+def test_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkeypatch, caplog):
     receiver = exchanger(exchangers.periodical_model_exchanger, Tied(), 'receive', stale_toleration=1)
     receiver(context(0))  # nothing is there, and nothing is waited for in the first iteration
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
@@ -673,7 +673,7 @@ def test_a_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monk
 @pytest.mark.parametrize(
     'wrong', [{'mode': 'both'}, {'period': 0}, {'stale_toleration': 0}, {'delay_toleration': float('nan')}]
 )
-def test_bad_settings_are_refused(exchanger, wrong):
+def test_weights_settings_that_are_wrong_are_refused(exchanger, wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         exchanger(exchangers.periodical_model_exchanger, Tied(), **{'mode': 'send', **wrong})
     for block in ({'weights_dtype': 'float64'}, {'weights_in_place': 2}):
@@ -681,7 +681,7 @@ def test_bad_settings_are_refused(exchanger, wrong):
             StoreConfig.from_block(block)
 
 
-def test_collectors_may_share_one_copy(exchanger):
+def test_weights_copy_is_shared_by_collectors(exchanger):
     model, copies = Tied(1), [Tied(), Tied()]
     learner = Learner(exchanger(exchangers.model_exchanger, model, role='learner'))
     receivers = [exchanger(exchangers.model_exchanger, copy, weights_in_place=True) for copy in copies]
@@ -720,7 +720,7 @@ def test_weights_in_place_end_a_process_that_writes_to_them(exchanger):
     assert np.isfinite(number_of(copy))
 
 
-def test_only_what_is_copied_is_worth_a_compiler(monkeypatch):
+def test_weights_compiler_is_loaded_for_copied_bytes_only(monkeypatch):
     """It takes 40 MB, of every process that reads in place, too."""
     asked = []
     monkeypatch.setattr(state_module, 'load_for', asked.append)
@@ -766,7 +766,7 @@ def test_weights_of_a_wrapped_model_fit(way, is_published, in_place):
         torch.testing.assert_close(parameter.float(), value)
 
 
-def test_weights_of_another_prefix_are_one_short_error():
+def test_weights_of_another_prefix_raise_one_short_error():
     source = torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(40)])
     header, arrays = state_to_arrays(source.state_dict())
     value = Value('weights/main', 1, header, arrays)

@@ -46,7 +46,7 @@ def iterations(log):
 
 
 @pytest.mark.parametrize('name', ['pong_r2d2', 'cartpole_ppo'])
-def test_a_killed_learner_goes_on(tmp_path, name):
+def test_killed_learner_resumes_with_its_replay(tmp_path, name):
     need_extra_of(name)
     main, *options = arguments(name)
     # Without an evaluator, which might end it before.
@@ -63,7 +63,7 @@ def test_a_killed_learner_goes_on(tmp_path, name):
     ],
     ids=['queue', 'at random'],
 )
-def test_nothing_is_trained_on_more_often_than_configured(tmp_path, name, module, policy, max_use):
+def test_rows_of_a_resumed_learner_are_used_at_most_max_use(tmp_path, name, module, policy, max_use):
     need_extra_of(name)
     _, *options = arguments(name)
     script = ['python', HERE / 'count_uses.py', tmp_path / 'uses', module, policy]

@@ -93,14 +93,14 @@ def runs(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize('run', RUNS)
-def test_trains_in_one_process(runs, run):
+def test_configs_train_in_one_process(runs, run):
     record = trained(runs, run)
     if run.endswith(':stock'):
         assert record['modules'] == [], 'nothing of the store was imported'
 
 
 @pytest.mark.parametrize('run', short(WORKERS_RUNS, [f'{name}:workers' for name in SHORT_WORKERS]))
-def test_stock_trains_with_a_process_per_role(runs, run):
+def test_plain_di_engine_trains_with_a_process_per_role(runs, run):
     """A learner, an evaluator and two collectors, DI-engine's own exchangers between them."""
     trained(runs, run)
     name, _, kind = run.partition(':')
@@ -115,7 +115,7 @@ def test_stock_trains_with_a_process_per_role(runs, run):
 
 
 @pytest.mark.parametrize('run', SERIAL_RUNS)
-def test_trains_in_the_config_pipeline(runs, run):
+def test_configs_train_in_the_config_pipeline(runs, run):
     record = trained(runs, run)
     is_of_sequences = run.partition(':')[0] in ('pong_r2d2', 'pong_impala', 'smax_3s5z_qmix')
     assert set(record['batches']) == {'SequenceBatch' if is_of_sequences else 'TrainBatch'}
@@ -141,13 +141,13 @@ def record_of(directory, node=0):
 
 
 @pytest.mark.parametrize('name', short(ROLES_RUNS, SHORT_ROLES))
-def test_trains_with_a_process_per_role(tmp_path, name):
+def test_configs_train_with_a_process_per_role(tmp_path, name):
     is_there(name)
     main, *options = arguments(name)
     check_roles(tmp_path, name, ROOT / main, *options, '--max-train-iter', 6)
 
 
-def test_workers_that_a_main_starts(tmp_path):
+def test_workers_started_by_a_main_train(tmp_path):
     main, *options = arguments('cartpole_dqn')
     command = [sys.executable, ROOT / main, *options, '--parallel-workers', '3', '--max-train-iter', '6']
     with job([*map(str, command)], tmp_path) as run:
@@ -156,7 +156,7 @@ def test_workers_that_a_main_starts(tmp_path):
     assert all(f'Stopping parallel worker on node: {node}' in run.text for node in range(3))
 
 
-def test_of_ape_x_each_collector_has_its_epsilon_and_gives_first_priorities(tmp_path):
+def test_ape_x_collectors_have_epsilons_and_first_priorities(tmp_path):
     is_there('pong_apex')
     _, *options = arguments('pong_apex')
     check_roles(tmp_path, 'pong_apex', HERE / 'watch_apex.py', tmp_path / 'log', *options)
@@ -194,7 +194,7 @@ CONFIGS = sorted(
 )
 
 
-def test_every_config_is_trained():
+def test_configs_are_all_trained_by_a_test():
     """StarCraft II is not installed by the suite: of its configs SMAX's, which are made of them, are trained."""
     trained = {name.replace('smax_', 'smac_') for name in PIPELINES} | set(PIPELINES)
     names = {name.rpartition('.')[2].replace('_config', '') for name in CONFIGS}
@@ -202,7 +202,7 @@ def test_every_config_is_trained():
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_the_config_pipeline_understands_a_config(name):
+def test_config_pipeline_accepts_every_config(name):
     """The pair that ``ding -m serial -c`` reads: the flag has chosen the store's buffer, which takes all its keys."""
     from ding.config import read_config
 

@@ -30,7 +30,7 @@ MUJOCO = EasyDict(
         ('dizoo_configs.mujoco.mujoco_env', 'ClassicGym("Hopper-v5")', ('mujoco',), 'mujoco'),
     ],
 )
-def test_without_its_extra_a_module_imports_and_its_class_says_what_to_install(module, call, missing, extra):
+def test_module_without_its_extra_names_the_install(module, call, missing, extra):
     code = f"""
 import sys
 for name in {missing!r}:
@@ -68,7 +68,7 @@ def test_atari_frames_are_bytes_over_255(given, size):
 
 
 @pytest.mark.parametrize('size', [0, 35, 64.0, '64'])
-def test_frames_that_no_encoder_takes_are_refused(size):
+def test_frames_that_no_encoder_accepts_are_refused(size):
     need_extra('ale_py', 'atari')
     need_extra('cv2', 'atari')
     from dizoo_configs.atari.atari_env import AtariEnv
@@ -78,7 +78,7 @@ def test_frames_that_no_encoder_takes_are_refused(size):
         pong.reset()
 
 
-def test_the_emulator_is_seeded_once_a_game():
+def test_atari_emulator_is_seeded_once_per_game():
     """DI-engine seeds before every reset, also after a lost life: a ROM loaded then would begin the game again."""
     need_extra('ale_py', 'atari')
     from dizoo_configs.atari.ale_game import ALEGame
@@ -97,7 +97,7 @@ def test_the_emulator_is_seeded_once_a_game():
     assert np.array_equal(*screens), 'the same seed is the same game'
 
 
-def test_unknown_games_are_named():
+def test_atari_unknown_game_is_named():
     need_extra('ale_py', 'atari')
     from dizoo_configs.atari.ale_game import ALEGame, register
 
@@ -107,7 +107,7 @@ def test_unknown_games_are_named():
         register('Pong-v5')
 
 
-def test_hopper_is_gymnasiums():
+def test_hopper_equals_that_of_gymnasium():
     need_extra('mujoco', 'mujoco')
     import gymnasium
 
@@ -132,7 +132,7 @@ def test_hopper_is_gymnasiums():
 
 
 @pytest.mark.parametrize('output', [{'total_loss': 1.0}, [{'total_loss': 1.0}, {'total_loss': 2.0}]])
-def test_the_logger_leaves_what_was_trained_to_stock_prioritized_replay(output, tmp_path):
+def test_logger_keeps_train_output_for_prioritized_replay(output, tmp_path):
     from ding.framework import ding_init, task
     from ding.framework.context import OnlineRLContext
 

@@ -165,7 +165,7 @@ def loss(output: Dict[str, Any]) -> float:
 
 @pytest.mark.parametrize('moves', [False, True])
 @pytest.mark.parametrize('case', CASES)
-def test_same_data_same_batches_same_losses(case: str, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_same_data_give_the_same_batches_and_losses(case: str, moves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     make, _, env_id, kwargs = CASES[case]
     cfg, kind = make()
     first = made(cfg, kind)
@@ -207,7 +207,7 @@ def same_draws(store_buffer: Any, stock_buffer: Any, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(stock_buffer, 'sample', lambda size: read_stock(indices=drawn[-1]))
 
 
-def test_ppo_on_policy_learns_from_what_was_collected() -> None:
+def test_ppo_on_policy_learns_from_collected_data() -> None:
     """Nothing is replayed: what collectors sent and what the learner gets are the same, and so are the losses."""
     model = dict(CARTPOLE, action_space='discrete', **HEADS)
     cfg = config(PPOPolicy, model=model, action_space='discrete')

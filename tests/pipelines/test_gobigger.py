@@ -25,7 +25,7 @@ def make_env(**settings):
     return GoBiggerEnv(EasyDict(settings))
 
 
-def test_match():
+def test_gobigger_match_has_valid_observations():
     env = make_env(match_frames=60)
     env.seed(0)
     obs = env.reset()
@@ -43,7 +43,7 @@ def test_match():
     env.close()
 
 
-def test_rewards_are_scaled_and_returns_are_not():
+def test_gobigger_rewards_are_scaled_and_returns_are_not():
     def played(scale, clip=None):
         env = make_env(match_frames=40, reward_scale=scale, reward_clip=clip)
         env.seed(0)
@@ -62,7 +62,7 @@ def test_rewards_are_scaled_and_returns_are_not():
     assert total == same_total
 
 
-def test_a_python_without_tkinter_plays(monkeypatch):
+def test_gobigger_works_without_tkinter(monkeypatch):
     for name in [name for name in sys.modules if name.split('.')[0] == 'gobigger']:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, 'tkinter', None)
@@ -72,7 +72,7 @@ def test_a_python_without_tkinter_plays(monkeypatch):
     assert sys.modules['tkinter'] is None
 
 
-def test_balls_come_nearest_first_and_padded():
+def test_gobigger_balls_come_nearest_first_and_padded():
     env = make_env()
     obs = env.reset()
     for kind, (most, _) in BALLS.items():
@@ -87,7 +87,7 @@ def test_balls_come_nearest_first_and_padded():
     np.testing.assert_allclose(obs['relation']['food'][:, 0, :, :2], obs['food'][:, :, :2], atol=1e-5)
 
 
-def test_seeds():
+def test_gobigger_seeds_repeat_a_match():
     def played(seed, dynamic):
         env = make_env(match_frames=40)
         env.seed(seed, dynamic)
@@ -101,7 +101,7 @@ def test_seeds():
     assert same(fixed[0], second)
 
 
-def test_settings_are_checked():
+def test_gobigger_settings_that_are_wrong_are_refused():
     with pytest.raises(ValueError, match=r'env.bot_level \(4\) must be 1, 2 or 3'):
         GoBiggerEnv(EasyDict(bot_level=4))
     for name in ('reward_scale', 'reward_clip'):
@@ -109,14 +109,14 @@ def test_settings_are_checked():
             GoBiggerEnv(EasyDict({name: 0}))
 
 
-def test_orders():
+def test_gobigger_actions_are_distinct_directions():
     directions = np.array([order(action) for action in range(ACTIONS)])
     np.testing.assert_allclose(np.hypot(directions[:, 0], directions[:, 1]), 1)
     assert len({tuple(np.round(each, 6)) for each in directions}) == ACTIONS
     assert set(directions[:, 2]) == {0, 2}
 
 
-def test_without_the_extra_the_line_that_installs_it(monkeypatch):
+def test_gobigger_without_its_extra_names_the_install(monkeypatch):
     def lacking(name):
         raise ModuleNotFoundError(f'No module named {name!r}', name=name)
 
@@ -127,7 +127,7 @@ def test_without_the_extra_the_line_that_installs_it(monkeypatch):
         GoBiggerEnv(EasyDict()).reset()
 
 
-def test_absent_balls_change_no_value():
+def test_gobigger_absent_balls_change_no_value():
     need_extra('gobigger', 'gobigger')
     torch.manual_seed(0)
     model = GoBiggerDQN()
@@ -141,7 +141,7 @@ def test_absent_balls_change_no_value():
     assert not torch.equal(model(obs)['logit'], value)
 
 
-def test_losses_are_those_of_stock():
+def test_gobigger_losses_equal_those_of_plain_di_engine():
     need_extra('gobigger', 'gobigger')
     cfg = compiled(config, batch_size=4)
 

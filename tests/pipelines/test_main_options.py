@@ -77,7 +77,7 @@ def parsed(monkeypatch, *arguments, main=CARTPOLE):
         (['--parallel-workers', '2'], '2 must be 1, this process alone, or at least 3'),
     ],
 )
-def test_what_is_refused(monkeypatch, capsys, arguments, says):
+def test_main_refuses_wrong_options(monkeypatch, capsys, arguments, says):
     with pytest.raises(SystemExit) as end:
         parsed(monkeypatch, *arguments)
     assert end.value.code == 2
@@ -106,7 +106,7 @@ EVERYWHERE = ['env.stop_value', 'env.collector_env_num', 'env.evaluator_env_num'
 
 
 @pytest.mark.parametrize('path', MAINS, ids=lambda path: path.stem)
-def test_what_an_environment_reads_and_what_is_documented_is_taken(path):
+def test_main_accepts_read_and_documented_settings(path):
     module = importlib.import_module('.'.join(path.relative_to(ROOT).with_suffix('').parts))
     documented = [
         (key, yaml.safe_load(value)) for key, value in re.findall(r'--set\s+([a-z_.]+)=(\w+)', module.__doc__)
@@ -123,7 +123,7 @@ def test_what_an_environment_reads_and_what_is_documented_is_taken(path):
 
 
 @pytest.mark.parametrize('path', MAINS, ids=lambda path: path.stem)
-def test_the_command_lines_of_a_main_are_taken(monkeypatch, path):
+def test_main_accepts_the_command_lines_of_its_help(monkeypatch, path):
     """Those of its help text, from the script on."""
     name = str(path.relative_to(ROOT))
     module = name.replace('/', '.')[: -len('.py')]
@@ -152,7 +152,7 @@ def test_commands_of_a_copied_main_name_the_copy(tmp_path):
 
 
 @pytest.mark.parametrize('task_name', ['pong', 'hopper', 'gobigger'])
-def test_the_settings_of_the_learning_runs_are_taken(task_name):
+def test_main_accepts_the_settings_of_learning_runs(task_name):
     learn = runpy.run_path(str(ROOT / 'scripts' / 'learn.py'))
     module = importlib.import_module(learn['TASKS'][task_name]['main'])
     main_config, _ = learn['options'](task_name, 'store', 0).configs(module.CONFIGS[0])
@@ -161,7 +161,7 @@ def test_the_settings_of_the_learning_runs_are_taken(task_name):
         assert main_config.env.evaluator_env_num == main_config.env.n_evaluator_episode, 'episodes that all differ'
 
 
-def test_a_learning_run_that_its_minutes_ended_begins_anew_with_more(monkeypatch, tmp_path):
+def test_learning_run_ended_by_time_restarts_with_more_time(monkeypatch, tmp_path):
     learn = runpy.run_path(str(ROOT / 'scripts' / 'learn.py'))
     has_ended = learn['has_ended']
 
@@ -190,7 +190,7 @@ def test_a_learning_run_that_its_minutes_ended_begins_anew_with_more(monkeypatch
     assert has_ended(tmp_path, 2.0)
 
 
-def test_the_game_of_smac_says_no_keys():
+def test_smac_accepts_unlisted_environment_keys():
     """Without its extra nobody knows them: only what is nearly a known one is refused."""
     settings = (('env.reward_win', 100), ('env.state_agent_id', False), ('env.reward_death_value', 5))
     main_config, _ = Options(settings=settings).configs('dizoo_configs.smac.smac_3s5z_qmix_config')
@@ -212,14 +212,14 @@ def test_recurrent_policies_have_a_state_per_environment(main, kind, number):
 
 
 @pytest.mark.parametrize('text', ['1e-4', '1E-4', '0.1e-3', '+1.e-4', '0.0001'])
-def test_numbers_as_people_write_them(monkeypatch, text):
+def test_main_accepts_numbers_in_any_notation(monkeypatch, text):
     given = parsed(monkeypatch, '--set', f'policy.learn.learning_rate={text}', '--set', 'policy.other.eps.decay=1e5')
     main_config, _ = given.configs(given.config)
     assert main_config.policy.learn.learning_rate == 1e-4
     assert main_config.policy.other.eps.decay == 100000
 
 
-def test_values_that_models_and_replays_take_in_several_kinds():
+def test_main_accepts_settings_of_several_types():
     settings = (('policy.model.obs_shape', [4]), ('policy.other.replay_buffer.sampler', 'uniform'))
     main_config, _ = Options(settings=settings).configs('dizoo_configs.cartpole.cartpole_dqn_config')
     assert main_config.policy.model.obs_shape == [4]
@@ -244,7 +244,7 @@ def test_frames_and_models_of_atari_fit_each_other():
         (('policy.burnin_step', 0), 'policy.burnin_step (0) must be an integer of at least 1'),
     ],
 )
-def test_sequences_that_r2d2_cannot_train_on(setting, says):
+def test_main_refuses_sequences_that_r2d2_cannot_use(setting, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         Options(settings=(setting,)).configs('dizoo_configs.atari.pong_r2d2_config')
 
@@ -258,19 +258,19 @@ def test_sequences_that_r2d2_cannot_train_on(setting, says):
         ('gobigger.gobigger_dqn', ('env.frame_skip', 0), 'env.frame_skip (0) must be an integer of at least 1'),
     ],
 )
-def test_numbers_that_fail_late(name, setting, says):
+def test_main_refuses_numbers_that_would_fail_late(name, setting, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         Options(settings=(setting,)).configs(f'dizoo_configs.{name}_config')
 
 
-def test_keys_of_di_engine_that_the_config_does_not_have(monkeypatch):
+def test_main_accepts_di_engine_keys_missing_in_the_config(monkeypatch):
     given = parsed(monkeypatch, '--set', 'policy.learn.ignore_done=true', '--set', 'policy.other.eps.decay=7')
     main_config, _ = given.configs(given.config)
     assert main_config.policy.learn.ignore_done is True
     assert main_config.policy.other.eps.decay == 7
 
 
-def test_stock_under_the_launcher_is_refused(monkeypatch, capsys):
+def test_plain_di_engine_under_the_launcher_is_refused(monkeypatch, capsys):
     """It would be the store all the same."""
     monkeypatch.setenv(ENV_URL, 'embedded://')
     monkeypatch.setenv(ENV_RUN, 'r')
@@ -280,7 +280,7 @@ def test_stock_under_the_launcher_is_refused(monkeypatch, capsys):
     assert 'Start this one without it' in capsys.readouterr().err
 
 
-def test_a_process_with_a_role_starts_no_workers(monkeypatch):
+def test_process_with_a_role_starts_no_workers(monkeypatch):
     monkeypatch.setattr(task.router, 'is_active', True)
     with pytest.raises(ConfigError, match=r'--parallel-workers 4: this process has a role already'):
         run(None, Options(parallel_workers=4))
@@ -288,7 +288,7 @@ def test_a_process_with_a_role_starts_no_workers(monkeypatch):
 
 @pytest.mark.parametrize('name', ['cartpole_dqn_main', 'cartpole_ppo_main'])
 @pytest.mark.parametrize(('kind', 'manager'), [('base', BaseEnvManagerV2), ('subprocess', SubprocessEnvManagerV2)])
-def test_the_env_manager_is_the_one_that_is_named(monkeypatch, tmp_path, name, kind, manager):
+def test_env_manager_is_the_configured_one(monkeypatch, tmp_path, name, kind, manager):
     monkeypatch.chdir(tmp_path)
     made = []
     start = manager.__init__
@@ -309,7 +309,7 @@ def test_the_env_manager_is_the_one_that_is_named(monkeypatch, tmp_path, name, k
     'name',
     ['cartpole.cartpole_dqn', 'cartpole.cartpole_dqn_per', 'atari.qbert_dqn', 'atari.pong_apex', 'mujoco.hopper_sac'],
 )
-def test_a_config_that_turns_the_flag_off_has_di_engines_buffer(name):
+def test_config_with_the_flag_off_has_the_di_engine_buffer(name):
     """Configs made of others begin with what those had the flag make of them."""
     module = importlib.import_module(f'dizoo_configs.{name}_config')
     main_config, create_config = Options(config=module.__name__).configs('')
@@ -319,7 +319,7 @@ def test_a_config_that_turns_the_flag_off_has_di_engines_buffer(name):
     assert create_config.get('replay_buffer', {}).get('type') != 'store'
 
 
-def test_stock_prioritized_replay_in_the_config_pipeline(monkeypatch, tmp_path):
+def test_plain_prioritized_replay_finds_its_weights(monkeypatch, tmp_path):
     """With the flag off in the file that it is made of: the policy finds the weights that it asks for."""
     from ding.entry import serial_pipeline
 

@@ -38,7 +38,7 @@ def test_collectors_differ_from_their_first_iteration(chunks):
             assert column == ACTIONS or len(set(mine) & set(yours)) < 3, what
 
 
-def test_the_first_of_them_is_as_stock(chunks, tmp_path, monkeypatch):
+def test_first_collector_equals_plain_di_engine(chunks, tmp_path, monkeypatch):
     from ding.framework import task
     from ding.framework.context import OnlineRLContext
     from first_chunks import chunk, collector, explore

@@ -51,7 +51,7 @@ def test_inserts_and_samples_keep_within_the_tolerance(tmp_path, ratio, collecto
     assert not collectors_wait or waits > 0
 
 
-def test_a_minimal_size_alone_keeps_the_ratio_of_the_pipeline(tmp_path):
+def test_minimal_size_alone_keeps_the_ratio_of_the_pipeline(tmp_path):
     """Two iterations per chunk of 8 rows, from the minimal size on: 40 of them need 19 chunks more."""
     least = 40
     _, seen = run_at(tmp_path, None, 40, min_size_to_sample=least)

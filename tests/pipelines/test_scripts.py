@@ -37,7 +37,7 @@ def called(monkeypatch, name, *arguments):
         ('profile_loop', ['--json', '/nowhere/out.json'], 'there is no directory /nowhere'),
     ],
 )
-def test_what_is_refused(monkeypatch, capsys, tmp_path, name, arguments, says):
+def test_scripts_refuse_wrong_arguments(monkeypatch, capsys, tmp_path, name, arguments, says):
     monkeypatch.chdir(tmp_path)
     script = called(monkeypatch, name, *arguments)
     for work in ('learn', 'measure'):
@@ -52,7 +52,7 @@ def test_what_is_refused(monkeypatch, capsys, tmp_path, name, arguments, says):
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize('name', ['learn', 'profile_loop'])
-def test_told_to_end_it_leaves_no_process(name, number, tmp_path):
+def test_script_interrupted_leaves_no_process(name, number, tmp_path):
     (tmp_path / 'pong-random.json').write_text(json.dumps([-21.0, -20.0]))
     (tmp_path / 'temporary').mkdir()
     arguments = ['pong', '--directory', tmp_path] if name == 'learn' else ['cartpole_dqn', '--seconds', '200']

@@ -86,7 +86,7 @@ def run(config: str, iterations: int, change: Callable[[EasyDict], None], **stor
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
-def test_dqn_with_priority(seen: Seen, prefetch: int) -> None:
+def test_serial_dqn_trains_with_priority(seen: Seen, prefetch: int) -> None:
     def small(main: EasyDict) -> None:
         main.policy.update(priority=True, priority_IS_weight=True)
         main.policy.collect.n_sample = 32
@@ -105,7 +105,7 @@ def test_dqn_with_priority(seen: Seen, prefetch: int) -> None:
     assert seen.batches[-1].IS.min() < 1
 
 
-def test_r2d2(seen: Seen) -> None:
+def test_serial_r2d2_trains(seen: Seen) -> None:
     def small(main: EasyDict) -> None:
         main.policy.update(priority=True, priority_IS_weight=True, learn_unroll_len=8)
         main.policy.collect.update(unroll_len=10, n_sample=8)
@@ -119,7 +119,7 @@ def test_r2d2(seen: Seen) -> None:
     assert [info['replay_unique_id'] for info in seen.updates] == seen.rows
 
 
-def test_impala(seen: Seen) -> None:
+def test_serial_impala_trains(seen: Seen) -> None:
     run('classic_control.cartpole.config.cartpole_impala_config', 12, lambda main: None)
     assert len(seen.batches) >= 12
     assert all(isinstance(batch, SequenceBatch) for batch in seen.batches)
@@ -128,7 +128,7 @@ def test_impala(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize('max_use', [1, 3])
-def test_impala_as_a_queue(seen: Seen, max_use: int) -> None:
+def test_serial_impala_trains_from_a_queue(seen: Seen, max_use: int) -> None:
     def queue(main: EasyDict) -> None:
         main.policy.other.replay_buffer.update(sampler='fifo', max_use=max_use)
 
@@ -144,7 +144,7 @@ def test_impala_as_a_queue(seen: Seen, max_use: int) -> None:
     assert max(used.values()) == max_use
 
 
-def test_sac(seen: Seen) -> None:
+def test_serial_sac_trains(seen: Seen) -> None:
     def small(main: EasyDict) -> None:
         main.policy.random_collect_size = 200
         main.policy.learn.batch_size = 32
@@ -155,7 +155,7 @@ def test_sac(seen: Seen) -> None:
     assert seen.batches[0].action.shape == (32, 1)
 
 
-def test_qmix(seen: Seen) -> None:
+def test_serial_qmix_trains(seen: Seen) -> None:
     need_extra('pettingzoo', 'pettingzoo')
     need_extra('pygame', 'pettingzoo')
 
@@ -182,7 +182,7 @@ ding_store.enable(main_config, create_config)
 """
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_serial_command_trains_with_and_without_the_flag(tmp_path: Path) -> None:
     (tmp_path / 'config.py').write_text(_CONFIG)
     command = [str(Path(sys.executable).parent / 'ding'), '-m', 'serial', '-c', 'config.py', '-s', '0']
     environ = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(Path(__file__).parents[2])}

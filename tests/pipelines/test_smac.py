@@ -56,19 +56,19 @@ def child(tmp_path_factory):
         yield child
 
 
-def test_battles_of_smax(child):
+def test_smax_battles_have_valid_observations(child):
     child(smac_jobs.check_battle)
 
 
-def test_sizes_of_smax(child):
+def test_smax_sizes_equal_those_of_the_game(child):
     child(smac_jobs.check_sizes)
 
 
-def test_battles_of_smax_follow_their_seeds(child):
+def test_smax_battles_follow_their_seeds(child):
     child(smac_jobs.check_seeds)
 
 
-def test_a_battle_is_compiled_once_per_machine(child):
+def test_smax_battle_is_compiled_once_per_machine(child):
     compiled, misses, hits = child.first
     another = Child(child.directory)
     with another.pool:
@@ -80,7 +80,7 @@ def test_a_battle_is_compiled_once_per_machine(child):
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
 
 
-def test_without_a_directory_of_its_own_each_compiles_for_itself(tmp_path, monkeypatch):
+def test_smax_without_a_private_directory_compiles_per_process(tmp_path, monkeypatch):
     """Such as one that another user made: what lies there may be anything."""
     jax = types.SimpleNamespace(config=types.SimpleNamespace(jax_compilation_cache_dir=None))
     monkeypatch.setitem(sys.modules, 'jax', jax)  # without ``update``: it would raise
@@ -89,17 +89,17 @@ def test_without_a_directory_of_its_own_each_compiles_for_itself(tmp_path, monke
     smax_env.keep_compiled()
 
 
-def test_qmix_has_the_losses_of_stock(child):
+def test_qmix_losses_equal_those_of_plain_di_engine(child):
     size = child(smac_jobs.qmix_losses)
     # A sequence of 20 steps. In StarCraft II its observations are smaller: then it has the published size.
     assert size - 20 * (smac_jobs.SMAX_STEP - smac_jobs.STARCRAFT_STEP) == pytest.approx(290_000, rel=0.03)
 
 
-def test_masac_has_the_losses_of_stock(child):
+def test_masac_losses_equal_those_of_plain_di_engine(child):
     assert child(smac_jobs.masac_losses) == pytest.approx(29_000, rel=0.1)
 
 
-def test_sequences_of_structured_observations():
+def test_sequences_of_structured_observations_are_stored():
     def step(number, done):
         obs = {'agent_state': torch.full((2, 3), float(number)), 'action_mask': torch.ones(2, 4)}
         rest = dict(reward=torch.ones(1), done=torch.tensor(done), env_data_id=torch.tensor([0]))
@@ -114,11 +114,11 @@ def test_sequences_of_structured_observations():
     assert [state.keys() for state in sequence['prev_state']] == [{'h'}] * 3, 'policies want states as they are'
 
 
-def test_model_of_masac_takes_what_it_took():
+def test_masac_model_accepts_earlier_inputs():
     smac_jobs.model_takes_what_it_took()
 
 
-def test_unknown_map_of_smax():
+def test_smax_unknown_map_is_refused():
     with pytest.raises(ValueError, match=r"env.map_name \('5z'\) must be one of 3m, 2s3z, 3s5z"):
         SMAXEnv(EasyDict(map_name='5z'))
 
@@ -130,7 +130,7 @@ def test_unknown_map_of_smax():
         (lambda: SMAXEnv(EasyDict(map_name='3s5z')).reset(), 'smax'),
     ],
 )
-def test_without_the_extra_the_line_that_installs_it(monkeypatch, make, extra):
+def test_smax_without_its_extra_names_the_install(monkeypatch, make, extra):
     monkeypatch.setattr(extras.importlib, 'import_module', lacking)
     with pytest.raises(ModuleNotFoundError, match=rf'scripts/setup.sh --extra {extra}.*\[{extra}\]'):
         make()
@@ -144,7 +144,7 @@ def lacking(name):
 
 
 @pytest.mark.parametrize('algorithm', sorted(CONFIGS))
-def test_starcraft_without_the_game(algorithm, tmp_path, monkeypatch):
+def test_starcraft_without_the_game_is_refused(algorithm, tmp_path, monkeypatch):
     need_extra('pysc2', 'smac')
     monkeypatch.setenv('SC2PATH', str(tmp_path))
     env = StarCraftEnv(CONFIGS[algorithm].main_config.env)
@@ -153,7 +153,7 @@ def test_starcraft_without_the_game(algorithm, tmp_path, monkeypatch):
     env.close()
 
 
-def test_the_last_lines_of_a_main_without_the_game_say_what_to_do(tmp_path):
+def test_main_without_starcraft_ends_with_the_fix(tmp_path):
     need_extra('pysc2', 'smac')
     command = [sys.executable, '-u', str(ROOT / 'dizoo_configs' / 'smac' / 'smac_3s5z_qmix_main.py')]
     done = subprocess.run(
@@ -236,7 +236,7 @@ def game(monkeypatch):
 
 
 @pytest.mark.parametrize(('algorithm', 'state'), [('qmix', (216,)), ('masac', (8, 295))])
-def test_starcraft_reads_what_the_game_sends(game, algorithm, state):
+def test_starcraft_reads_messages_of_the_game(game, algorithm, state):
     env = StarCraftEnv(CONFIGS[algorithm].main_config.env)
     env.seed(0)
     shapes = dict(agent_state=(8, 150), global_state=state, action_mask=(8, 14))
@@ -268,7 +268,7 @@ def test_starcraft_reads_what_the_game_sends(game, algorithm, state):
     env.close()
 
 
-def test_messages_are_made_for_the_protobuf_that_is_there():
+def test_starcraft_messages_fit_the_installed_protobuf():
     need_extra('pysc2', 'smac')
     starcraft_env.game_class()
     from google.protobuf.internal import api_implementation

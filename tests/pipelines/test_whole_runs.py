@@ -20,7 +20,7 @@ from tiny import PIPELINES  # noqa: E402
 
 
 @pytest.mark.parametrize(('name', 'env_steps'), [('pong_dqn', 300), ('hopper_sac', 200)])
-def test_the_same_draws_give_the_same_losses(name: str, env_steps: int, tmp_path: Path) -> None:
+def test_same_draws_give_the_same_losses(name: str, env_steps: int, tmp_path: Path) -> None:
     _, _, extra, module = PIPELINES[name]
     need_extra(module, extra)
     runs = {}

@@ -66,7 +66,7 @@ def created(policy: str, world_model: str, **buffers: Any) -> EasyDict:
 
 
 @pytest.mark.parametrize(('way', 'imagination'), [('flag', 'elastic'), ('flag', 'store'), ('keys', 'elastic')])
-def test_mbpo(sampled: List[tuple], way: str, imagination: str) -> None:
+def test_mbpo_trains_on_the_store_buffer(sampled: List[tuple], way: str, imagination: str) -> None:
     main = pendulum(
         policy=dict(
             model=dict(
@@ -125,7 +125,7 @@ def test_mbpo(sampled: List[tuple], way: str, imagination: str) -> None:
     assert all(len(batch) == args[0] for args, _, batch in sampled)
 
 
-def test_dreamer(sampled: List[tuple]) -> None:
+def test_dreamer_trains_on_the_store_buffer(sampled: List[tuple]) -> None:
     main = pendulum(
         policy=dict(
             imag_horizon=3,

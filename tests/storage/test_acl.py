@@ -43,7 +43,7 @@ class TestRestrictedUser(RedisContract):
             refused = [row for row in self.client.acl_log() if row['object'] != 'client|setinfo']
             assert [(row['reason'], row['object']) for row in refused if row['object'] != 'client'] == []
 
-    def test_large_payloads(self):
+    def test_restricted_user_may_send_large_payloads(self):
         with self.open() as store:
             array = np.arange(600_000)
             store.append('s', {}, {'x': array})
@@ -110,7 +110,7 @@ def test_each_command_of_a_script_has_its_right():
     assert {f'+{name.lower()}' for name in used} <= set(line.split())
 
 
-def test_the_rights_to_one_run(redis_server):
+def test_rights_to_one_run_exclude_other_runs(redis_server):
     """As written there, for 6.2 and so for all: that run works, the doctor sees so, and no other run is let in."""
     text = DEPLOY.read_text()
     (line,) = re.findall(r'^user ding .*$', text, re.MULTILINE)
@@ -134,14 +134,14 @@ def test_the_rights_to_one_run(redis_server):
     'command',
     ['CONFIG GET *', 'KEYS *', 'SCAN 0', 'FLUSHALL', 'FLUSHDB', 'DEBUG SLEEP 0', 'SHUTDOWN', 'ACL LIST', 'MONITOR'],
 )
-def test_all_else_is_denied(acl_server, command):
+def test_restricted_user_is_denied_other_commands(acl_server, command):
     with redis.Redis(unix_socket_path=str(acl_server.socket), username='ding', password='p%ss') as client:
         # Redis 7 refuses DEBUG to everybody, in words of its own.
         with pytest.raises(redis.ResponseError, match='no permissions|not allowed'):
             client.execute_command(*command.split())
 
 
-def test_other_keys_are_denied(acl_server):
+def test_restricted_user_is_denied_other_keys(acl_server):
     with redis.Redis(unix_socket_path=str(acl_server.socket), username='ding', password='p%ss') as client:
         for call in (lambda: client.get('secret'), lambda: client.set('x', 1), lambda: client.delete('ding')):
             with pytest.raises(redis.exceptions.NoPermissionError):
@@ -149,7 +149,7 @@ def test_other_keys_are_denied(acl_server):
 
 
 @pytest.mark.parametrize('right', ['+evalsha', '+script|load', '+xadd', '+info', '~ding:*'])
-def test_a_missing_right_is_named(redis_binary, tmp_path, right):
+def test_missing_right_is_named(redis_binary, tmp_path, right):
     (line,) = re.findall(r'^user ding .*$', DEPLOY.read_text(), re.MULTILINE)
     assert f' {right} ' in line
     file = tmp_path / 'users.acl'

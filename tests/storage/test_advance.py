@@ -34,7 +34,7 @@ def is_done(url, number):
         return is_told(url, number) and other.read('s') == []
 
 
-def test_a_server_that_is_killed_and_started_again(own_server, store):
+def test_advance_survives_a_server_restart(own_server, store):
     for number in range(5):
         advance(store, number)
         own_server.restart()
@@ -43,7 +43,7 @@ def test_a_server_that_is_killed_and_started_again(own_server, store):
 
 
 @pytest.mark.parametrize('also_at_the_next', [False, True])
-def test_connections_that_are_cut(own_server, store, also_at_the_next):
+def test_advance_survives_cut_connections(own_server, store, also_at_the_next):
     for number in range(20):
         advance(store, number)
         with own_server.client() as client:
@@ -55,7 +55,7 @@ def test_connections_that_are_cut(own_server, store, also_at_the_next):
     assert is_done(own_server.url, 19)
 
 
-def test_scripts_that_the_server_forgot(own_server, store):
+def test_advance_survives_flushed_scripts(own_server, store):
     advance(store, 0)
     store.flush()
     for number in range(1, 4):
@@ -66,7 +66,7 @@ def test_scripts_that_the_server_forgot(own_server, store):
         assert is_done(own_server.url, number)
 
 
-def test_a_server_at_its_limit_is_an_error_that_names_it(own_server, store):
+def test_advance_at_maxmemory_raises_an_error_that_names_it(own_server, store):
     place = store.append('s', {}, chunk(0))
     store.advance('s', 'r', place, 'news', {'at': 0})
     store.flush()
@@ -85,7 +85,7 @@ def test_a_server_at_its_limit_is_an_error_that_names_it(own_server, store):
     assert is_done(own_server.url, 2)
 
 
-def test_a_server_that_stays_away_is_an_error(own_server):
+def test_advance_without_a_server_raises(own_server):
     with RedisStore(own_server.url, 'run', reconnect_timeout_s=0.2) as store:
         store.register('s', 'r')
         advance(store, 0)
@@ -96,7 +96,7 @@ def test_a_server_that_stays_away_is_an_error(own_server):
             store.advance('s', 'r', place, 'news', {'at': 1})
 
 
-def test_a_store_that_is_closed_right_after_it(own_server):
+def test_close_right_after_an_advance_sends_it(own_server):
     with RedisStore(own_server.url, 'run') as other:
         for number in range(20):
             with RedisStore(own_server.url, 'run') as store:
@@ -119,7 +119,7 @@ def unheard(own_server):
 
 
 @pytest.mark.parametrize('is_noticed', [False, True])
-def test_a_store_that_is_closed_says_again_what_a_server_did_not_hear(own_server, unheard, is_noticed):
+def test_close_resends_an_advance_that_was_not_received(own_server, unheard, is_noticed):
     """A learner's: it appends nothing that others must have."""
     own_server.start()
     if is_noticed:
@@ -130,7 +130,7 @@ def test_a_store_that_is_closed_says_again_what_a_server_did_not_hear(own_server
 
 
 @pytest.mark.parametrize('is_noticed', [False, True])
-def test_a_store_that_is_closed_while_its_server_is_away_waits_for_none(unheard, caplog, is_noticed):
+def test_close_without_a_server_does_not_wait_for_an_advance(unheard, caplog, is_noticed):
     if is_noticed:
         with pytest.raises(StoreUnavailable), unheard.nonblocking():
             unheard.flush()
@@ -140,7 +140,7 @@ def test_a_store_that_is_closed_while_its_server_is_away_waits_for_none(unheard,
 
 
 @pytest.mark.parametrize('is_appending', [False, True])
-def test_a_store_that_is_closed_looks_for_no_server_that_hangs(own_server, caplog, monkeypatch, is_appending):
+def test_close_does_not_reconnect_to_a_server_that_hangs(own_server, caplog, monkeypatch, is_appending):
     """It was waited for already, for ``socket_timeout_s``."""
     store = RedisStore(own_server.url, 'run', check_every_s=0.1, socket_timeout_s=0.3, reconnect_timeout_s=0.3)
     for number in range(2):
@@ -156,7 +156,7 @@ def test_a_store_that_is_closed_looks_for_no_server_that_hangs(own_server, caplo
     assert "closed before advance 'r' in 's' was done" in caplog.text
 
 
-def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(forgetful_server):
+def test_close_resends_entries_and_advance_after_memory_loss(forgetful_server):
     """No connection is at rest that would show that the server was away: a reply is awaited."""
     with RedisStore(forgetful_server.url, 'run') as store:
         for number in range(2):
@@ -172,7 +172,7 @@ def test_a_store_that_is_closed_brings_entries_and_news_that_a_server_forgot(for
             assert len(other.read('s')) == 1
 
 
-def test_a_store_that_is_closed_while_another_thread_says_it_again_says_that_it_is_not_done(unheard, caplog):
+def test_close_during_a_resend_logs_an_unfinished_advance(unheard, caplog):
     """One that may wait for the server, as who reads ahead."""
     with ThreadPoolExecutor() as pool:
         flushed = pool.submit(unheard.flush)
@@ -183,7 +183,7 @@ def test_a_store_that_is_closed_while_another_thread_says_it_again_says_that_it_
     assert "closed before advance 'r' in 's' was done" in caplog.text
 
 
-def test_a_store_that_is_closed_at_its_servers_limit_says_what_it_leaves(own_server, store, caplog):
+def test_close_at_maxmemory_logs_an_unfinished_advance(own_server, store, caplog):
     with own_server.client() as client:
         for number in range(2):
             advance(store, number)

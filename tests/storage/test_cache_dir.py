@@ -71,7 +71,7 @@ def stopped_with_the_lock(tmp_path):
         yield pid
 
 
-def test_everything_is_private(tmp_path, opened):
+def test_cache_directory_and_files_are_private(tmp_path, opened):
     ring = opened().create_ring(PAGE, {})
     for directory, _, files in os.walk(opened().root):
         assert os.stat(directory).st_mode & 0o777 == 0o700
@@ -80,7 +80,7 @@ def test_everything_is_private(tmp_path, opened):
     assert ring.path.startswith(str(tmp_path))
 
 
-def test_all_processes_of_a_host_agree(tmp_path, opened):
+def test_cache_host_name_is_the_same_in_all_processes(tmp_path, opened):
     code = 'import sys\nfrom ding_store.storage.shared_memory.cache_dir import open_cache_dir\n'
     code += 'print(open_cache_dir("run", sys.argv[1]).host)'
     host = subprocess.check_output([sys.executable, '-c', code, str(tmp_path)], text=True).strip()
@@ -91,7 +91,7 @@ def test_all_processes_of_a_host_agree(tmp_path, opened):
     assert opened().host != host
 
 
-def test_files_of_one_process_are_found_by_others(opened):
+def test_cache_files_of_one_process_are_found_by_others(opened):
     ring = opened().create_ring(PAGE, {})
     region = ring.reserve(4)
     region.buffer[:] = b'abcd'
@@ -100,7 +100,7 @@ def test_files_of_one_process_are_found_by_others(opened):
     assert bytes(RingReader(opened().path_of(name)).view(0, 4)) == b'abcd'
 
 
-def test_the_dead_are_found_by_the_living(tmp_path, opened):
+def test_cache_files_of_dead_processes_are_found(tmp_path, opened):
     cache = opened()
     path = die_with_a_ring(tmp_path, 'run')
     mine = cache.create_ring(PAGE, {})
@@ -111,7 +111,7 @@ def test_the_dead_are_found_by_the_living(tmp_path, opened):
     assert os.path.exists(mine.path)
 
 
-def test_the_cache_is_bounded_and_the_dead_make_room(tmp_path, opened):
+def test_cache_is_bounded_and_removes_files_of_dead_runs(tmp_path, opened):
     dead = die_with_a_ring(tmp_path, 'gone', 8 * PAGE)
     unread = die_with_a_ring(tmp_path, 'run', PAGE)
     cache = opened(max_bytes=16 * PAGE)
@@ -125,7 +125,7 @@ def test_the_cache_is_bounded_and_the_dead_make_room(tmp_path, opened):
     assert cache.used_bytes() <= 16 * PAGE
 
 
-def test_half_made_files_of_the_dead_are_removed(tmp_path, opened):
+def test_cache_files_half_written_by_dead_processes_are_removed(tmp_path, opened):
     cache = opened(max_bytes=8 * PAGE)
     new = cache.path_of('x') + '.abc.new'
     with open(new, 'wb') as file:
@@ -134,7 +134,7 @@ def test_half_made_files_of_the_dead_are_removed(tmp_path, opened):
     assert not os.path.exists(new)
 
 
-def test_files_of_runs_without_processes_are_removed(tmp_path, opened):
+def test_cache_files_of_runs_without_processes_are_removed(tmp_path, opened):
     paths = [die_with_a_ring(tmp_path, run) for run in ('gone', 'run')]
     opened('run')
     assert sum(one.num_bytes for one in collect_garbage(str(tmp_path))) == 2 * PAGE
@@ -142,7 +142,7 @@ def test_files_of_runs_without_processes_are_removed(tmp_path, opened):
     assert list(collect_garbage(str(tmp_path / 'nowhere'))) == []
 
 
-def test_the_last_one_removes_the_run(tmp_path):
+def test_cache_directory_of_a_run_is_removed_by_its_last_user(tmp_path):
     first, second = (open_cache_dir('run', str(tmp_path)) for _ in range(2))
     directory = os.path.dirname(first.path_of('x'))
     first.close()
@@ -157,7 +157,7 @@ def test_the_last_one_removes_the_run(tmp_path):
     assert not os.path.exists(path)
 
 
-def test_a_directory_of_others_is_refused(tmp_path):
+def test_cache_directory_with_a_wrong_mode_is_refused(tmp_path):
     root = open_cache_dir('run', str(tmp_path)).root
     os.chmod(root, 0o755)
     with pytest.raises(ConfigError, match='0700'):
@@ -168,7 +168,7 @@ def test_a_directory_of_others_is_refused(tmp_path):
         open_cache_dir('run', str(tmp_path / 'x'))
 
 
-def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened, redis_server, monkeypatch):
+def test_cache_lock_of_a_stopped_process_blocks_no_other(tmp_path, opened, redis_server, monkeypatch):
     """All goes over the wire, until it goes on."""
     monkeypatch.setattr(cache_root, 'PATIENCE_S', 0.05)
     cache, run = opened(), f'stopped-{os.getpid()}'
@@ -200,7 +200,7 @@ def test_a_process_that_is_stopped_with_the_lock_stops_no_other(tmp_path, opened
         cache.create_ring(PAGE, {})
 
 
-def test_making_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
+def test_cache_file_creation_does_not_wait_for_long(tmp_path, redis_server, monkeypatch):
     """An append and a put have another way, and look again: who opens a store has the patience, since it has none."""
     monkeypatch.setattr(cache_root, 'PATIENCE_S', 10 * WAIT_S)
     run = f'bounded-{os.getpid()}'
@@ -227,7 +227,7 @@ def test_making_a_file_does_not_wait_for_long(tmp_path, redis_server, monkeypatc
         assert [entry.guard is not None for entry in entries] == [False, False, False, True]
 
 
-def test_lock_of_a_stopped_process_gives_no_own_directory(tmp_path, monkeypatch, caplog):
+def test_cache_lock_of_a_stopped_process_makes_no_directory(tmp_path, monkeypatch, caplog):
     """It would be on another host than the others of its run."""
     monkeypatch.setattr(cache_root, 'PATIENCE_S', 0.05)
     roots = [tmp_path / 'a', tmp_path / 'b']
@@ -252,7 +252,7 @@ def test_lock_of_a_stopped_process_gives_no_own_directory(tmp_path, monkeypatch,
     other.close(is_over=True)
 
 
-def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):
+def test_cache_directory_is_chosen_by_free_space(monkeypatch, tmp_path):
     free = {'/dev/shm': 64 << 20, '/a': 5 << 30, '/b': 9 << 30}
     monkeypatch.setattr(cache_root, 'directories', lambda: list(free))
     monkeypatch.setattr(cache_root, 'free_bytes', free.__getitem__)
@@ -265,7 +265,7 @@ def test_the_directory_is_chosen_by_room(monkeypatch, tmp_path):
     assert cache_root.candidates('run')[0] == '/a'
 
 
-def test_a_directory_that_vanished(opened):
+def test_cache_directory_that_was_renamed_raises(opened):
     cache = opened()
     os.rename(cache.root, cache.root + '-gone')
     with pytest.raises(FileNotFoundError):
@@ -274,7 +274,7 @@ def test_a_directory_that_vanished(opened):
     assert not os.path.exists(cache.root)
 
 
-def test_nowhere_to_go(monkeypatch):
+def test_cache_without_a_usable_directory_is_refused(monkeypatch):
     monkeypatch.setattr(cache_root, 'directories', lambda: ['/proc'])
     with pytest.raises(NotEnoughSpace, match='host_cache_dir'):
         open_cache_dir('run')
@@ -290,7 +290,7 @@ time.sleep(600)
 """
 
 
-def test_gc_takes_what_is_of_the_dead_and_nothing_else(tmp_path):
+def test_gc_removes_only_files_of_dead_processes(tmp_path):
     holders = {}
     for run in ('dead', 'alive'):
         command = [sys.executable, '-c', _HOLDER, str(tmp_path), run]

@@ -49,7 +49,7 @@ def sealed(payload, num_bytes=None, number=None):
     return magic + struct.pack('<I', checksum([tail], len(payload))) + tail
 
 
-def test_round_trip_in_fewer_bytes(codec):
+def test_compressed_payload_is_shorter_and_survives(codec):
     payload = wire.encode({'env_step': 3}, FRAMES, codec)
     assert len(payload) < len(wire.encode({'env_step': 3}, FRAMES)) / 2
     header, arrays = wire.decode(payload)
@@ -60,14 +60,14 @@ def test_round_trip_in_fewer_bytes(codec):
     assert wire.decode(wire.seal(wire.encode({}, FRAMES), codec))[1]['obs'].sum() == FRAMES['obs'].sum()
 
 
-def test_what_does_not_become_shorter_stays_as_it_is(codec):
+def test_payload_that_does_not_shrink_is_not_compressed(codec):
     noise = {'x': np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)}
     small = {'x': np.zeros(MIN_BYTES // 2, np.uint8)}
     for arrays in (noise, small):
         assert wire.encode({}, arrays, codec) == wire.encode({}, arrays)
 
 
-def test_every_changed_or_missing_byte_is_noticed(codec):
+def test_compressed_payload_changed_or_truncated_is_refused(codec):
     payload = wire.encode({}, chunk(7, 1000), codec)
     for position in range(len(payload)):
         changed = bytearray(payload)
@@ -80,7 +80,7 @@ def test_every_changed_or_missing_byte_is_noticed(codec):
 @pytest.mark.parametrize(
     'lie', [{'num_bytes': 10}, {'num_bytes': 1 << 62}, {'num_bytes': 1_999_999_999}, {'number': 9}]
 )
-def test_lies_with_a_right_checksum(codec, lie):
+def test_compressed_payload_with_false_sizes_is_refused(codec, lie):
     payload = wire.encode({}, chunk(7, 1000), codec)
     assert number_of_array(wire.decode(sealed(payload))[1]) == 7
     with pytest.raises(CorruptPayload):
@@ -91,26 +91,26 @@ def number_of_array(arrays):
     return int(arrays['x'][0])
 
 
-def test_compressed_twice_is_refused(codec):
+def test_payload_compressed_twice_is_refused(codec):
     inner = wire.encode({}, FRAMES, codec)
     twice = wire.seal(inner + bytes(100_000), codec)
     with pytest.raises(CorruptPayload):
         wire.decode(twice)
 
 
-def test_a_missing_package_is_refused_when_the_store_is_opened(codec, gone):
+def test_missing_package_is_refused_when_the_store_is_opened(codec, gone):
     gone(codec)
     for options in ({'compression': codec}, {'stream_options': {'s': {'compression': codec}}}):
         with pytest.raises(ConfigError, match=f'pip install {CODECS[codec].package}'):
             open_store('memory://', **options)
 
 
-def test_an_unknown_codec_is_refused():
+def test_unknown_codec_is_refused():
     with pytest.raises(ConfigError, match="'gzip'.*auto.*lz4, zstd"):
         open_store('memory://', compression='gzip')
 
 
-def test_a_reader_without_the_package_stops_and_skips_nothing(codec, monkeypatch):
+def test_reader_without_the_package_stops_and_skips_nothing(codec, monkeypatch):
     with open_store('memory://', compression=codec) as store:
         reader = Reader(store, 's', 'learner', on_corrupt='skip')
         store.append('s', {}, chunk(1, 1000))
@@ -123,7 +123,7 @@ def test_a_reader_without_the_package_stops_and_skips_nothing(codec, monkeypatch
         assert (reader.num_corrupt, reader.num_lost) == (0, 0)
 
 
-def test_a_stream_of_a_server_holds_fewer_bytes(codec, redis_server):
+def test_stream_of_a_server_holds_fewer_bytes(codec, redis_server):
     special = {'raw': {'compression': None}}
     with RedisStore(redis_server.url, next(_RUNS), compression=codec, stream_options=special) as store:
         for stream in ('s', 'raw'):
@@ -135,7 +135,7 @@ def test_a_stream_of_a_server_holds_fewer_bytes(codec, redis_server):
         store.clear()
 
 
-def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis_server, tmp_path):
+def test_host_plane_compresses_only_backfilled_payloads(codec, redis_server, tmp_path):
     run, server = next(_RUNS), redis_server.url
 
     def opened(directory):
@@ -161,7 +161,7 @@ def test_nothing_is_compressed_on_the_host_plane_but_what_is_filled(codec, redis
         writer.clear()
 
 
-def test_an_entry_that_is_too_large_as_it_is_goes_compressed_also_from_one_host(codec, redis_server, tmp_path):
+def test_entry_above_the_ring_size_is_compressed_on_one_host(codec, redis_server, tmp_path):
     """Rings have room for a quarter more than the stream may hold; what is larger than that went over the wire."""
     limit = int(FRAMES['obs'].nbytes / 1.1)
     store = RedisStore(redis_server.url, next(_RUNS), compression=codec, max_pending_bytes=limit)
@@ -190,7 +190,7 @@ class TestByItself:
         store.append('s', {}, FRAMES)
         return store.stream_info('s').pending_bytes - (before.pending_bytes if before else 0)
 
-    def test_entries_are_compressed_from_the_first_on(self, lz4, redis_server):
+    def test_compression_starts_with_the_first_entry(self, lz4, redis_server):
         with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
             assert self.sent(store) < FRAMES['obs'].nbytes / 2
             np.testing.assert_array_equal(store.read('s')[0].arrays['obs'], FRAMES['obs'])
@@ -219,7 +219,7 @@ class TestByItself:
             np.testing.assert_array_equal(second.arrays['obs'], FRAMES['obs'])
             store.clear()
 
-    def test_a_broken_package_is_none(self, lz4, monkeypatch):
+    def test_compression_package_that_is_broken_is_not_installed(self, lz4, monkeypatch):
         def compress(payload):
             raise ImportError('lz4.block')
 
@@ -232,7 +232,7 @@ class TestByItself:
         with pytest.raises(ConfigError, match='does not load'):
             wire.decode(data)
 
-    def test_not_where_the_writer_lacks_it(self, redis_server, monkeypatch):
+    def test_compression_without_the_package_is_not_chosen(self, redis_server, monkeypatch):
         monkeypatch.setattr(compression, 'installed', lambda: ())
         with RedisStore(redis_server.url, next(_RUNS), compression=AUTO) as store:
             Reader(store, 's', 'learner')
@@ -240,7 +240,7 @@ class TestByItself:
             assert self.sent(store) > FRAMES['obs'].nbytes
             store.clear()
 
-    def test_what_does_not_become_shorter_is_seldom_tried(self, lz4, redis_server, monkeypatch):
+    def test_compression_that_does_not_shrink_is_rarely_tried(self, lz4, redis_server, monkeypatch):
         tried = []
         compress = CODECS['lz4'].compress
         monkeypatch.setattr(CODECS['lz4'], 'compress', lambda payload: tried.append(1) or compress(payload))
@@ -253,7 +253,7 @@ class TestByItself:
             assert len(tried) == 4
             store.clear()
 
-    def test_the_choice(self, monkeypatch):
+    def test_compression_choice_follows_measured_ratios(self, monkeypatch):
         monkeypatch.setattr(compression, 'installed', lambda: ('lz4', 'zstd'))
         choice = Choice()
         assert [choice.codec(size) for size in (1000, 100_000)] == [None, 'lz4']
@@ -263,7 +263,7 @@ class TestByItself:
         assert [choice.codec(100_000) for _ in range(33)] == [None] * 32 + ['lz4']
 
 
-def test_the_key_of_a_config_reaches_the_stream(codec, redis_server):
+def test_compression_key_of_a_config_reaches_the_stream(codec, redis_server):
     config = StoreConfig.from_block({'compression': codec, 'url': redis_server.url, 'run': next(_RUNS)})
     with open_store(config.url, config.run, host_plane='off', **config.open_options()) as store:
         store.append('experience', {}, FRAMES)

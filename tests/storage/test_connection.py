@@ -31,7 +31,7 @@ def ends():
 
 
 @pytest.mark.parametrize('lengths', [[5], [0, 3, 0, 70_001], [4_000_000], [9, 3_000_000, 2, 1_000_001], [3] * 2000])
-def test_what_is_sent_comes_whole_and_in_order(ends, lengths):
+def test_send_delivers_all_buffers_in_order(ends, lengths):
     near, far = ends
     buffers = [memoryview(os.urandom(length)) for length in lengths]
     received = bytearray()

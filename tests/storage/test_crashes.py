@@ -25,7 +25,7 @@ def mortal_server(request):
     return request.getfixturevalue(request.param)
 
 
-def test_kill_of_the_server_costs_living_processes_nothing(mortal_server):
+def test_kill_of_the_server_loses_nothing_of_living_processes(mortal_server):
     total, writers = 400, 2
     seen = []
     enough = [threading.Event() for _ in range(4)]
@@ -69,7 +69,7 @@ def test_kill_of_the_server_costs_living_processes_nothing(mortal_server):
     assert reader.num_lost == 0
 
 
-def test_an_idle_writer_announces_again_after_a_restart(forgetful_server):
+def test_idle_writer_resends_after_a_restart(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as store, RedisStore(forgetful_server.url, 'run') as other:
         for i in range(3):
             store.append(STREAM, {}, chunk(i))
@@ -78,7 +78,7 @@ def test_an_idle_writer_announces_again_after_a_restart(forgetful_server):
         assert [number_of(entry) for entry in other.read(STREAM)] == [0, 1, 2]
 
 
-def test_a_reader_that_waits_survives_a_restart(forgetful_server):
+def test_reader_that_waits_survives_a_restart(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as store, RedisStore(forgetful_server.url, 'run') as other:
         with ThreadPoolExecutor() as pool:
             waiting = pool.submit(store.read, STREAM, timeout_s=WAIT_S)
@@ -87,7 +87,7 @@ def test_a_reader_that_waits_survives_a_restart(forgetful_server):
             assert [number_of(entry) for entry in waiting.result(WAIT_S)] == [5]
 
 
-def test_a_durable_server_keeps_what_dead_writers_wrote(own_server):
+def test_durable_server_keeps_entries_of_dead_writers(own_server):
     with RedisStore(own_server.url, 'run') as store:
         store.put('weights', {}, chunk(1))
         for i in range(5):
@@ -103,7 +103,7 @@ def test_a_durable_server_keeps_what_dead_writers_wrote(own_server):
         assert [number_of(entry) for entry in reader.read()] == [5]
 
 
-def test_a_durable_server_that_restarts_repeats_itself_but_the_reader_does_not(own_server):
+def test_restarted_durable_server_repeats_no_entry_to_readers(own_server):
     with RedisStore(own_server.url, 'run') as store:
         reader = Reader(store, STREAM, 'learner')
         for i in range(5):
@@ -115,7 +115,7 @@ def test_a_durable_server_that_restarts_repeats_itself_but_the_reader_does_not(o
         assert (reader.num_duplicates, reader.num_lost) == (5, 0)
 
 
-def test_the_server_stays_away(forgetful_server):
+def test_append_while_the_server_stays_away_is_kept(forgetful_server):
     with RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2) as store:
         store.append(STREAM, {}, chunk(0))
         forgetful_server.kill()
@@ -130,7 +130,7 @@ def test_the_server_stays_away(forgetful_server):
 
 
 @pytest.mark.parametrize('first', ['an append', 'nothing'])
-def test_an_append_that_finds_no_server_is_kept_whatever_it_would_do_first(forgetful_server, first):
+def test_append_without_a_server_is_kept_whatever_comes_first(forgetful_server, first):
     """It may look after other streams, or tell the list of names: what it says of the entry is the same."""
     with RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2, check_every_s=0.001) as store:
         if first == 'an append':
@@ -145,7 +145,7 @@ def test_an_append_that_finds_no_server_is_kept_whatever_it_would_do_first(forge
         assert list(store.info().streams) == [STREAM]
 
 
-def test_an_append_that_finds_no_server_and_a_full_ring_is_kept(own_server, tmp_path, monkeypatch):
+def test_append_without_a_server_and_ring_space_is_kept(own_server, tmp_path, monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     options = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=0.2)
     with open_store(own_server.url, 'run', **options) as store, open_store(own_server.url, 'run', **options) as other:
@@ -211,7 +211,7 @@ def self_check(entries, sequences):
         sequences[entry.writer] = entry.sequence
 
 
-def test_a_killed_reader_goes_on_behind_its_ack(redis_server):
+def test_killed_reader_continues_after_its_ack(redis_server):
     run = f'readers-{os.getpid()}'
     total = 120
 

@@ -266,13 +266,13 @@ class RedisDelivery(Delivery):
         self.client.close()
 
 
-def test_delivery_in_memory():
+def test_delivery_in_memory_equals_a_model():
     run_state_machine_as_test(
         MemoryDelivery, settings=settings(max_examples=400, stateful_step_count=40, deadline=None)
     )
 
 
-def test_delivery_on_redis(redis_server):
+def test_delivery_on_redis_equals_a_model(redis_server):
     RedisDelivery.server = redis_server
     num_examples = 40 if IS_LONG else 12
     for _ in range(5):
@@ -313,7 +313,7 @@ def reuse_numbers(machine, how):
 
 
 @pytest.mark.parametrize('fault', ['before', 'after'])
-def test_append_without_a_reply_is_taken_once(fault):
+def test_append_without_a_reply_arrives_once(fault):
     with MemoryDelivery().open() as store:
         store.append(STREAM, {}, chunk(0))
         store.fault = fault
@@ -324,22 +324,22 @@ def test_append_without_a_reply_is_taken_once(fault):
 
 
 @pytest.mark.parametrize('how', ['lose_the_newest_changes', 'go_back'])
-def test_an_older_server_begins_a_new_epoch(how):
+def test_older_server_begins_a_new_epoch(how):
     reuse_numbers(MemoryDelivery(), how)
 
 
-def test_an_older_redis_begins_a_new_epoch(redis_server):
+def test_older_redis_begins_a_new_epoch(redis_server):
     RedisDelivery.server = redis_server
     reuse_numbers(RedisDelivery(), 'go_back')
 
 
-def test_the_model_notices_clients_that_do_not_tell(monkeypatch):
+def test_delivery_model_finds_writers_that_send_no_place(monkeypatch):
     monkeypatch.setattr(Log, '_has', lambda self, place: True)
     with pytest.raises(AssertionError):
         reuse_numbers(MistakenDelivery(), 'go_back')
 
 
-def test_what_a_former_life_had_taken_is_not_lost_when_it_is_acked_at_last():
+def test_restarted_reader_that_acks_late_counts_no_loss():
     """A learner was killed between the commit of its rows and the ack: its next life acks, and then reads."""
     store = MemoryStore()
     Reader(store, STREAM, 'learner')
@@ -352,7 +352,7 @@ def test_what_a_former_life_had_taken_is_not_lost_when_it_is_acked_at_last():
     assert (learner.num_lost, learner.num_duplicates) == (0, 0)
 
 
-def test_what_was_acked_before_a_crash_is_not_lost_after_it():
+def test_entries_acked_before_a_server_crash_are_not_lost():
     """The restored server remembers our ack, and lets go of the entry while we read the new epoch from its oldest."""
     memory = Memory()
     writer, store = MemoryStore(memory=memory), MemoryStore(memory=memory)
@@ -372,7 +372,7 @@ def test_what_was_acked_before_a_crash_is_not_lost_after_it():
     assert (learner.num_lost, far.num_lost) == (0, 0)
 
 
-def test_a_reader_that_began_now_goes_on_where_it_was():
+def test_reader_restarted_with_start_now_continues_at_its_ack():
     """Whoever starts it again says 'now' again: that is for readers that are new."""
     with MemoryStore() as store:
         store.append(STREAM, {}, chunk(0))
@@ -387,7 +387,7 @@ def test_a_reader_that_began_now_goes_on_where_it_was():
 
 
 @pytest.mark.parametrize('is_read', [False, True])
-def test_a_reader_that_is_forgotten_while_it_lives_is_known_again(monkeypatch, caplog, is_read):
+def test_reader_forgotten_while_alive_is_registered_again(monkeypatch, caplog, is_read):
     """
     Else its acks would make no room: writers would wait for ever for a learner that an operator took for dead. What it
     had not read by then was given up, and it says so.

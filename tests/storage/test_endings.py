@@ -238,11 +238,11 @@ class RedisEndings(Endings):
         self.client.close()
 
 
-def test_endings_in_memory():
+def test_endings_in_memory_equal_a_model():
     run_state_machine_as_test(MemoryEndings, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
 
 
-def test_endings_on_redis(redis_server, monkeypatch):
+def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
     facts = server_checks._facts
     monkeypatch.setattr(server_checks, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.generation})
     RedisEndings.server = redis_server
@@ -262,7 +262,7 @@ class UnseenEndings(MemoryEndings):
         return store
 
 
-def test_a_restart_does_not_undo_an_end():
+def test_restart_does_not_undo_an_end():
     for machine in (MemoryEndings(), UnseenEndings()):
         machine.begin()
         machine.join()
@@ -284,7 +284,7 @@ def test_a_restart_does_not_undo_an_end():
 @pytest.mark.parametrize('num_restarts', [1, 2])
 @pytest.mark.parametrize('is_named_again', [False, True])
 @pytest.mark.parametrize('end', ['clear', 'retire'])
-def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end, is_named_again, num_restarts):
+def test_server_restarted_from_its_file_keeps_the_end(own_server, end, is_named_again, num_restarts):
     with RedisStore(own_server.url, 'run') as learner:
         store = RedisStore(own_server.url, 'run')
         for number in range(3):
@@ -305,7 +305,7 @@ def test_a_server_that_restarts_with_its_file_remembers_the_end(own_server, end,
 
 @pytest.mark.parametrize('num_ends', [1, 3])
 @pytest.mark.parametrize('end', ['clear', 'retire'])
-def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
+def test_run_longer_than_a_day_stays_ended(own_server, end, num_ends):
     """By then the count that the ends before it had left has expired."""
     url = own_server.url
     with RedisStore(url, 'run') as learner, RedisStore(url, 'run') as late, own_server.client() as client:
@@ -327,7 +327,7 @@ def test_a_run_longer_than_a_day_ends_for_good_too(own_server, end, num_ends):
         assert learner.read(STREAM) == []
 
 
-def test_what_is_left_of_a_retired_run_expires(redis_server):
+def test_keys_left_by_a_retired_run_expire(redis_server):
     """Nothing is left where all of its writers have left."""
     url = redis_server.url
     with RedisStore(url, 'expires') as store, RedisStore(url, 'expires') as late, redis_server.client() as client:
@@ -346,7 +346,7 @@ def test_what_is_left_of_a_retired_run_expires(redis_server):
 
 
 @pytest.mark.parametrize('is_named_again', [False, True])
-def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_but_what_ended(tmp_path, is_named_again):
+def test_embedded_server_killed_after_the_end_stays_ended(tmp_path, is_named_again):
     store = RedisStore(f'embedded://{tmp_path}', 'run', grace_s=0.0)
     for number in range(3):
         store.append(STREAM, {}, chunk(number))
@@ -365,7 +365,7 @@ def test_an_embedded_server_that_is_killed_after_the_end_has_forgotten_nothing_b
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_retired_run_neither_misses_nor_restarts_its_server(tmp_path, caplog, transport):
+def test_retired_run_neither_waits_for_nor_restarts_a_server(tmp_path, caplog, transport):
     store = open_store(f'embedded://{tmp_path}', 'run', host_plane=transport)
     reader = Reader(store, STREAM, 'learner')
     for number in range(3):

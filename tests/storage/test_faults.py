@@ -103,7 +103,7 @@ class TestEmptyAfterACrash:
 
             eventually(is_counted, 'the loss is counted')
 
-    def test_server_restarted_from_its_file_knows_removed_readers(self, own_server):
+    def test_server_restarted_from_its_file_omits_removed_readers(self, own_server):
         with RedisStore(own_server.url, 'run', **QUICK) as store, RedisStore(own_server.url, 'run') as writer:
             for reader in ('dead', 'present'):
                 store.register(STREAM, reader)
@@ -113,7 +113,7 @@ class TestEmptyAfterACrash:
             writer.append(STREAM, {}, chunk(1))
             assert store.stream_info(STREAM).durable == {'present': True}
 
-    def test_a_durable_server_loses_nothing_with_its_writer(self, own_server):
+    def test_durable_server_loses_nothing_with_its_writer(self, own_server):
         with RedisStore(own_server.url, 'run', **QUICK) as store:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
             with child(write_and_wait(own_server.url, range(4))) as (_, dying):
@@ -125,7 +125,7 @@ class TestEmptyAfterACrash:
             assert reader.num_lost == 0
 
     @pytest.mark.parametrize('is_late', [False, True])
-    def test_what_writers_announced_again_is_not_lost_where_the_reader_is_behind(self, is_late):
+    def test_resent_entries_are_not_lost_for_a_slow_reader(self, is_late):
         """Of one that it knew and of one that was new to it; where they are late it is counted, and counted back."""
         with MemoryStore() as store, store.another() as known, store.another() as new:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
@@ -150,7 +150,7 @@ class TestEmptyAfterACrash:
                 assert is_late or reader.num_lost == 0
             assert (sorted(seen), reader.num_lost) == (list(range(1, 13)), 0)
 
-    def test_what_was_announced_again_and_dropped_before_it_was_read_is_lost(self):
+    def test_resent_entries_dropped_before_a_read_are_lost(self):
         options = {'max_pending_bytes': 10_000, 'overflow': 'drop_oldest'}
         with MemoryStore(**options) as store, store.another(**options) as writer, store.another(**options) as other:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
@@ -170,7 +170,7 @@ class TestEmptyAfterACrash:
             assert (seen[:1], seen[-1]) == ([0], 19)
             assert reader.num_lost >= 5
 
-    def test_what_is_dropped_while_a_read_fetches_is_counted(self, forgetful_server, monkeypatch):
+    def test_entries_dropped_during_a_read_are_counted(self, forgetful_server, monkeypatch):
         """Also where drops of a writer that was never seen are counted by their numbers, and missed by nobody."""
         options = {'max_pending_bytes': 1 << 22, 'overflow': 'drop_oldest'}
         stores = [RedisStore(forgetful_server.url, 'run', **options) for _ in range(3)]
@@ -207,7 +207,7 @@ class TestEmptyAfterACrash:
             assert seen[-1] == count - 1
             assert reader.num_lost == count - len(seen) > 2
 
-    def test_a_writer_that_is_only_late_is_counted_back(self):
+    def test_entries_of_a_late_writer_are_no_longer_lost(self):
         with MemoryStore() as store, store.another() as other:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
             for i in range(5):
@@ -223,7 +223,7 @@ class TestEmptyAfterACrash:
             assert reader.num_lost == 0
 
     @pytest.mark.parametrize('when', ['away', 'behind', 'in grace', 'before'])
-    def test_a_reader_that_is_started_again_counts_what_its_former_life_had_heard_of(self, when):
+    def test_restarted_reader_counts_losses_seen_before(self, when):
         """Also what that had read and not committed; ``when`` it is away, as seen from the loss, or is killed again."""
 
         def look(one):
@@ -267,9 +267,7 @@ class TestEmptyAfterACrash:
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
-    forgetful_server, tmp_path, monkeypatch, transport
-):
+def test_memory_lost_during_a_read_skips_no_entry(forgetful_server, tmp_path, monkeypatch, transport):
     """It had told of three entries, of which the second has its payload in parts, and forgot these."""
     options = dict(host_plane=transport, host_cache_dir=str(tmp_path), max_pending_bytes=1 << 24)
     with open_store(forgetful_server.url, 'run', **options) as writer:
@@ -294,7 +292,7 @@ def test_nothing_is_passed_over_where_a_server_comes_back_empty_in_mid_read(
             assert (seen, reader.num_lost) == ([0, 1, 2], 0)
 
 
-def test_a_killed_reader_goes_on_from_its_marks(redis_server, tmp_path):
+def test_killed_reader_continues_from_its_marks(redis_server, tmp_path):
     """Rows and marks in one file that is replaced whole, as a table commits them: each entry once."""
     run, total, file = f'marks-{os.getpid()}', 150, tmp_path / 'table.json'
 
@@ -325,7 +323,7 @@ def test_a_killed_reader_goes_on_from_its_marks(redis_server, tmp_path):
 
 
 class TestDeadReaders:
-    def test_a_durable_one_holds_up_to_the_limit_until_it_is_forgotten(self, redis_server, capsys):
+    def test_dead_durable_reader_holds_entries_until_forgotten(self, redis_server, capsys):
         from ding_store.cli import main
 
         run = f'dead-{os.getpid()}'
@@ -378,7 +376,7 @@ class TestDeadReaders:
             assert store.stream_info(STREAM).pending_bytes == 0
             store.append(STREAM, {}, chunk(total))
 
-    def test_the_only_one_is_forgotten(self, redis_server):
+    def test_forget_of_the_only_reader_makes_room(self, redis_server):
         """Nobody is left to ack for it: writers go on, up to the limit once more, for whoever comes next."""
         from ding_store.cli import main
 
@@ -394,7 +392,7 @@ class TestDeadReaders:
             last = append()
             assert [entry.id for entry in Reader(store, STREAM, 'next').read()] == [last]
 
-    def test_an_ephemeral_one_holds_nothing(self, redis_server):
+    def test_ephemeral_reader_holds_no_entry(self, redis_server):
         run = f'viewer-{os.getpid()}'
         with RedisStore(redis_server.url, run, max_pending_bytes=2000) as store:
             Reader(store, STREAM, 'viewer', durable=False)
@@ -536,7 +534,7 @@ def test_memory_of_two_processes_and_of_their_files_is_bounded(
     assert peaks['reader'] - first['reader'] < 2 * limit + 8_000_000
 
 
-def test_store_closed_while_it_connects_keeps_no_connection(redis_server, monkeypatch):
+def test_store_closed_during_connect_keeps_no_connection(redis_server, monkeypatch):
     store, made = RedisStore(redis_server.url, 'run', connect=False), []
 
     def make_and_close(*args):
@@ -551,7 +549,7 @@ def test_store_closed_while_it_connects_keeps_no_connection(redis_server, monkey
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
 
-def test_connect_of_a_store_that_is_closed_waits_for_nothing(redis_server, monkeypatch):
+def test_connect_of_a_closed_store_does_not_wait(redis_server, monkeypatch):
     """With TLS that takes some milliseconds, and close() can shut no connection that is not there yet."""
     connect, greet = redis.UnixDomainSocketConnection._connect, ServerGeneration.greet
     connects, is_closed, sent = threading.Event(), threading.Event(), []
@@ -586,7 +584,7 @@ def test_connect_of_a_store_that_is_closed_waits_for_nothing(redis_server, monke
     assert sent == []
 
 
-def test_a_waiting_reader_hears_of_a_memory_that_was_lost_without_a_disconnect(redis_server):
+def test_waiting_reader_sees_a_flush_without_a_disconnect(redis_server):
     """It asks for what is behind the number it knows; the new epoch counts from 1."""
     with RedisStore(redis_server.url, 'flushed', **QUICK) as store, RedisStore(redis_server.url, 'flushed') as other:
         reader = Reader(other, STREAM, 'learner')
@@ -638,7 +636,7 @@ class TestDamage:
     }
 
     @pytest.mark.parametrize('kind', CHANGES)
-    def test_stop_and_skip(self, redis_server, kind):
+    def test_damaged_entry_stops_or_is_skipped(self, redis_server, kind):
         with RedisStore(redis_server.url, 'run') as store, redis_server.client() as client:
             store.delete(STREAM)
             client.delete(LOG)
@@ -661,7 +659,7 @@ class TestDamage:
             store.delete(STREAM)
             client.delete(LOG)
 
-    def test_a_foreign_id_between_ours_is_met_once(self, store, redis_server):
+    def test_foreign_id_between_entries_is_counted_once(self, store, redis_server):
         with redis_server.client() as client:
             reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
             place = store.append(STREAM, {}, chunk(0))
@@ -708,11 +706,11 @@ class TestDamage:
             assert store.put('weights', {}, {'x': np.ones(3)}) == 2
             assert store.get('weights', 1).arrays['x'][0] == 1
 
-    def test_the_option_is_checked(self, store):
+    def test_on_corrupt_with_a_wrong_value_is_refused(self, store):
         with pytest.raises(ConfigError, match='on_corrupt'):
             Reader(store, STREAM, 'learner', on_corrupt='ignore')
 
-    def test_any_bytes_are_refused_or_read_and_never_more(self, redis_server):
+    def test_hostile_payloads_are_refused_or_read(self, redis_server):
         """1e5 hostile payloads: random bytes, and changes of real ones, half of them with a right checksum."""
         rng = random.Random(7)
         examples = [wire.encode({'env_step': 3}, {'x': np.arange(6), 'y': np.ones((2, 3), np.float32)})]
@@ -732,7 +730,7 @@ class TestDamage:
         assert 0 < good < 50_000
         assert rss_bytes() - before < 200_000_000
 
-    def test_random_entries_in_a_stream_on_a_server(self, store, redis_server):
+    def test_random_entries_in_a_stream_are_read_or_refused(self, store, redis_server):
         rng = random.Random(8)
         example = wire.encode({}, chunk(1))
         reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
@@ -756,7 +754,7 @@ class TestDamage:
             client.delete(LOG)
         assert reader.num_corrupt > total // 2
 
-    def test_random_places_and_references_in_a_stream_and_a_value(self, redis_server, tmp_path):
+    def test_random_places_and_references_are_read_or_refused(self, redis_server, tmp_path):
         """What says where a payload is, half of the places with a right checksum."""
         rng, run, total = random.Random(9), f'elsewhere-{os.getpid()}', 400
         log = LOG.replace('run', run)
@@ -819,7 +817,7 @@ def hostile(rng, example, case):
 class TestTruncatedLog:
     """A power cut leaves an append-only file without its end."""
 
-    def test_living_writers_announce_lost_entries_again(self, own_server):
+    def test_living_writers_resend_lost_entries(self, own_server):
         with RedisStore(own_server.url, 'run', **QUICK) as store, RedisStore(own_server.url, 'run', **QUICK) as other:
             reader = Reader(other, STREAM, 'learner')
             for i in range(20):
@@ -835,7 +833,7 @@ class TestTruncatedLog:
             assert reader.num_lost == 0
 
 
-def test_a_store_knows_at_once_that_its_server_is_away(own_server):
+def test_store_is_away_as_soon_as_its_server_dies(own_server):
     with RedisStore(own_server.url, 'run') as store:
         store.put('value', {}, {})
         assert not store.is_away

@@ -36,7 +36,7 @@ def sealed(head: object, body: bytes = b'', total=None) -> bytes:
 
 
 @given(headers, st.dictionaries(st.text(), arrays, max_size=3))
-def test_round_trip(header, columns):
+def test_frame_decodes_to_what_was_encoded(header, columns):
     payload = wire.encode(header, columns)
     got_header, got = wire.decode(payload)
     assert got_header == header
@@ -48,21 +48,21 @@ def test_round_trip(header, columns):
 
 
 @given(arrays)
-def test_strides_do_not_matter(array):
+def test_frame_of_strided_arrays_is_that_of_copies(array):
     for view in (array.T, array[::-1] if array.ndim else array, np.broadcast_to(array, (2, *array.shape))):
         got = wire.decode(wire.encode({}, {'x': view}))[1]['x']
         assert got.shape == view.shape
         assert got.tobytes() == view.tobytes()
 
 
-def test_arrays_are_aligned_views():
+def test_frame_arrays_are_aligned_views():
     buffer = np.frombuffer(EXAMPLE, np.uint8)
     x = wire.decode(buffer)[1]['x']
     assert (x.ctypes.data - buffer.ctypes.data) % wire.ALIGN == 0
     assert np.shares_memory(x, buffer)
 
 
-def test_parts_share_the_memory_of_contiguous_arrays():
+def test_frame_parts_share_the_memory_of_contiguous_arrays():
     x = np.arange(1000)
     parts = wire.encode_parts({}, {'x': x})
     assert any(isinstance(part, memoryview) and np.shares_memory(np.asarray(part), x) for part in parts)
@@ -70,7 +70,7 @@ def test_parts_share_the_memory_of_contiguous_arrays():
 
 
 @given(st.integers(0, len(EXAMPLE) - 1), st.integers(1, 255))
-def test_every_changed_byte_is_noticed(position, change):
+def test_frame_with_a_changed_byte_is_refused(position, change):
     payload = bytearray(EXAMPLE)
     payload[position] ^= change
     with pytest.raises(CorruptPayload):
@@ -78,7 +78,7 @@ def test_every_changed_byte_is_noticed(position, change):
 
 
 @given(st.integers(0, len(EXAMPLE) - 1))
-def test_every_truncation_is_noticed(size):
+def test_frame_that_is_truncated_is_refused(size):
     for verify in (True, False):
         with pytest.raises(CorruptPayload):
             wire.decode(EXAMPLE[:size], verify)
@@ -87,7 +87,7 @@ def test_every_truncation_is_noticed(size):
 
 
 @given(st.binary(max_size=300), st.booleans())
-def test_garbage_is_refused(garbage, verify):
+def test_frame_of_random_bytes_is_refused(garbage, verify):
     for payload in (garbage, wire.MAGIC + garbage, sealed(garbage)):
         with pytest.raises(CorruptPayload):
             wire.decode(payload, verify)
@@ -102,7 +102,7 @@ head_junk = st.recursive(
 
 @settings(max_examples=300)
 @given(st.fixed_dictionaries({'header': head_junk | st.just({}), 'arrays': head_junk}), st.binary(max_size=128))
-def test_hostile_heads_are_refused_or_right(head, body):
+def test_frame_with_a_hostile_head_is_refused_or_right(head, body):
     try:
         _, columns = wire.decode(sealed(head, body))
     except CorruptPayload:
@@ -135,7 +135,7 @@ def test_hostile_heads_are_refused_or_right(head, body):
         7,
     ],
 )
-def test_impossible_arrays_are_refused(columns):
+def test_frame_with_impossible_arrays_is_refused(columns):
     # 64 bytes of body that some of these would need less or more of.
     body = bytes(64) if columns != [['x', '<f8', []]] else b''
     with pytest.raises(CorruptPayload):
@@ -145,24 +145,24 @@ def test_impossible_arrays_are_refused(columns):
 @pytest.mark.parametrize(
     'head', [b'[' * 100_000, b'{"header": ' + b'9' * 5000 + b', "arrays": []}', b'\xff\xfe', b'{}', b'']
 )
-def test_heads_that_break_parsers(head):
+def test_frame_heads_that_break_parsers_are_refused(head):
     with pytest.raises(CorruptPayload):
         wire.decode(sealed(head))
 
 
-def test_the_stated_size_must_be_the_size():
+def test_frame_with_a_false_size_is_refused():
     for total in (0, 2**63):
         with pytest.raises(CorruptPayload):
             wire.decode(sealed({'header': {}, 'arrays': []}, total=total))
 
 
 @pytest.mark.parametrize('header', [{'x': {1, 2}}, {1: 2}, {'x': np.float32(1)}, {'x': b''}])
-def test_headers_must_be_json(header):
+def test_frame_header_that_is_no_json_is_refused(header):
     with pytest.raises(TypeError, match='header'):
         wire.encode(header, {})
 
 
-def test_circular_headers_are_refused():
+def test_frame_header_that_is_circular_is_refused():
     header = {}
     header['x'] = header
     with pytest.raises(TypeError, match='header'):
@@ -170,7 +170,7 @@ def test_circular_headers_are_refused():
 
 
 @pytest.mark.parametrize('size', [1 << 16, 100_000, 300_007])
-def test_every_kind_of_damage_to_a_large_payload_is_noticed(size):
+def test_frame_of_a_large_damaged_payload_is_refused(size):
     """Its checksum is another, quicker one."""
     random = np.random.default_rng(size)
     columns = {'x': random.integers(0, 256, size, np.uint8), 'y': random.integers(0, 256, (3, 1001), np.uint8)}
@@ -202,6 +202,6 @@ def swapped(payload, a, b, size=4096):
 
 
 @pytest.mark.parametrize('value', [{1}, 10**5000], ids=['set', 'huge'])
-def test_a_header_that_json_cannot_hold_is_refused_as_such(value):
+def test_frame_header_that_json_cannot_hold_is_refused(value):
     with pytest.raises(TypeError, match='header .* must be JSON-able'):
         wire.encode({'x': value}, {})

@@ -174,7 +174,7 @@ def test_failback_of_an_idle_stream_loses_nothing(opened, aged):
 
 @pytest.mark.parametrize('is_acked', [False, True])
 @pytest.mark.parametrize('num_new', [1, 3, 6])
-def test_numbers_given_twice_lose_nothing(opened, aged, num_new, is_acked):
+def test_going_back_with_reused_numbers_loses_nothing(opened, aged, num_new, is_acked):
     """A writer that lost nothing appends first: it cannot know, and its entries get numbers that were read."""
     one, unhurt, other = opened(), opened(), opened()
     reader = Reader(other, STREAM, 'learner')
@@ -197,7 +197,7 @@ def test_numbers_given_twice_lose_nothing(opened, aged, num_new, is_acked):
     assert other.info().streams[STREAM].pending_bytes == 0
 
 
-def test_a_slow_reader_misses_nothing(opened, aged):
+def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     """What the server lost was not read, and another writer's entries got its numbers, were read and acked."""
     one, unhurt, other = opened(), opened(), opened()
     reader = Reader(other, STREAM, 'learner')
@@ -215,7 +215,7 @@ def test_a_slow_reader_misses_nothing(opened, aged):
 
 
 @pytest.mark.parametrize('num_new', [1, 3])
-def test_a_reader_that_is_started_again_misses_nothing(opened, aged, num_new):
+def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     one, unhurt = opened(), opened()
     reader = Reader(opened(), STREAM, 'learner')
     append(unhurt, 0)
@@ -233,7 +233,7 @@ def test_a_reader_that_is_started_again_misses_nothing(opened, aged, num_new):
 
 
 @pytest.mark.parametrize('begins', ['before', 'after', 'after all was announced'])
-def test_a_restarted_reader_without_marks_counts_no_loss(opened, aged, begins, monkeypatch):
+def test_going_back_counts_no_loss_for_a_restarted_reader(opened, aged, begins, monkeypatch):
     """Its former life had read and acked what the server has forgotten, and what the writers have let go."""
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
     stores, former = [opened(), opened()], Reader(opened(), STREAM, 'learner')
@@ -262,7 +262,7 @@ def test_a_restarted_reader_without_marks_counts_no_loss(opened, aged, begins, m
     assert reader.num_lost == 0
 
 
-def test_a_writer_that_is_closed_brings_what_the_server_lost(opened, aged):
+def test_going_back_is_repaired_by_a_closing_writer(opened, aged):
     reader = Reader(opened(), STREAM, 'learner')
     aged.keep()
     with opened() as store:
@@ -273,7 +273,7 @@ def test_a_writer_that_is_closed_brings_what_the_server_lost(opened, aged):
 
 
 @pytest.mark.parametrize('num_read', [1, 2])
-def test_what_only_a_dead_writer_had_is_counted(server, opened, aged, monkeypatch, num_read):
+def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged, monkeypatch, num_read):
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
     unhurt = opened()
     reader = Reader(opened(), STREAM, 'learner', loss_grace_s=0.0)
@@ -334,7 +334,7 @@ def test_going_back_under_load_loses_nothing(server, opened, aged):
 
 
 @pytest.mark.parametrize('flush', ['flushall', 'flushdb'])
-def test_close_after_a_flush_brings_what_is_unread(server, opened, flush, caplog):
+def test_close_after_a_flush_resends_unread_entries(server, opened, flush, caplog):
     with server.client() as client:
         writers = [opened() for _ in range(2)]
         for which, store in enumerate(writers):
@@ -349,7 +349,7 @@ def test_close_after_a_flush_brings_what_is_unread(server, opened, flush, caplog
 
 
 @pytest.mark.parametrize('end', ['clear', 'retire'])
-def test_an_ended_run_stays_ended_for_writers_at_work(server, opened, end):
+def test_ended_run_stays_ended_for_active_writers(server, opened, end):
     """They have not said that they appended their last, and hold entries that were acked a moment ago."""
     learner, late = opened(), opened()
     reader = Reader(learner, STREAM, 'learner')
@@ -366,7 +366,7 @@ def test_an_ended_run_stays_ended_for_writers_at_work(server, opened, end):
     assert end == 'clear' or left == []
 
 
-def test_a_look_at_an_ended_stream_lists_no_name(server, opened):
+def test_check_of_an_ended_stream_adds_no_name(server, opened):
     """The list of names is deleted last: what comes onto it behind that would stay."""
     learner, late = opened(), opened()
     append(late, 0)
@@ -379,7 +379,7 @@ def test_a_look_at_an_ended_stream_lists_no_name(server, opened):
         assert not client.exists('ding:{run}:index')
 
 
-def test_values_that_go_back_are_news_and_count_on(opened, aged):
+def test_values_that_go_back_are_new_and_versions_continue(opened, aged):
     store, other = opened(), opened()
     for number in range(5):
         store.put('weights', {'number': number}, {})
@@ -392,7 +392,7 @@ def test_values_that_go_back_are_news_and_count_on(opened, aged):
     assert other.get('weights', newer_than=5).header == {'number': 5}
 
 
-def test_value_under_a_number_given_twice_is_news(opened, aged):
+def test_value_under_a_reused_version_is_new(opened, aged):
     former, successor, reader = opened(), opened(), opened()
     former.put('weights', {'number': 0}, {})
     aged.keep()
@@ -408,7 +408,7 @@ def test_value_under_a_number_given_twice_is_news(opened, aged):
         former.put('weights', {}, {}, expected_version=known.version)
 
 
-def test_value_of_a_number_given_twice_gets_its_own_bytes(server, tmp_path):
+def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
     """Its writer fills it for readers elsewhere, and the one that had the number before does not."""
     with (
         contextlib.closing(Reload(server)) as aged,
@@ -443,7 +443,7 @@ def test_value_version_travels_with_its_put_id():
     assert version.is_of_another_put(2)
 
 
-def test_an_id_equals_another_of_its_place():
+def test_entry_id_equality_ignores_the_chain():
     place = EntryId('e', 3)
     assert place.chained('abc') == place == ('e', 3)
     assert hash(place.chained('abc')) == hash(place)
@@ -452,7 +452,7 @@ def test_an_id_equals_another_of_its_place():
 
 
 @pytest.mark.parametrize('is_single', [False, True])
-def test_host_plane_writers_that_wait_for_room_bring_what_was_lost(server, aged, tmp_path, is_single):
+def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path, is_single):
     """They hear of acks by news that names a number, which another writer's entry may have got."""
 
     def wrapped():

@@ -264,12 +264,12 @@ class RedisFleet(Fleet):
 
 @pytest.mark.usefixtures('few_silent')
 class TestFleets:
-    def test_fleet_in_memory_nothing_comes_twice_or_stays(self):
+    def test_fleet_in_memory_doubles_and_leaves_nothing(self):
         run_state_machine_as_test(
             MemoryFleet, settings=settings(max_examples=100, stateful_step_count=50, deadline=None)
         )
 
-    def test_fleet_on_redis_nothing_comes_twice_or_stays(self, redis_server):
+    def test_fleet_on_redis_doubles_and_leaves_nothing(self, redis_server):
         RedisFleet.server = redis_server
         run_state_machine_as_test(
             RedisFleet,
@@ -312,7 +312,7 @@ class TestWritersOnRedis:
             assert known_writers(self.client, self.run) == 0
             assert reader.marks == {}
 
-    def test_writer_that_left_is_heard_no_more(self, monkeypatch):
+    def test_writer_that_left_adds_no_late_entry(self, monkeypatch):
         """What it said twice, on a connection that it had given up, arrives when it is gone."""
         monkeypatch.setattr(reader_module, 'MAX_CARRIED', 0)
         said = []
@@ -346,7 +346,7 @@ class TestWritersOnRedis:
                 store.close()
 
     @pytest.mark.parametrize('is_lost', [False, True])
-    def test_writer_dropped_while_it_was_stopped_goes_on(self, is_lost):
+    def test_writer_dropped_while_stopped_continues(self, is_lost):
         """It had not heard that its entries were acked; also where the server loses its memory before it does."""
         with self.open() as learner, self.open() as stopped:
             reader = Reader(learner, STREAM, 'learner')
@@ -372,7 +372,7 @@ class TestWritersOnRedis:
             assert reader.num_lost == 0
 
     @pytest.mark.parametrize('is_killed', [False, True])
-    def test_writer_that_left_comes_once_where_the_server_goes_back(self, is_killed):
+    def test_writer_that_left_is_read_once_after_going_back(self, is_killed):
         with self.open() as learner:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
@@ -416,7 +416,7 @@ class TestWritersOnRedis:
             assert sum(map(len, meta.values())) < 8000
 
     @pytest.mark.parametrize('kind', ['streams', 'values'])
-    def test_what_was_deleted_leaves_no_key(self, kind):
+    def test_deleted_streams_and_values_leave_no_key(self, kind):
         with self.open() as store:
             for number in range(30):
                 name = f'one-{number}'
@@ -429,7 +429,7 @@ class TestWritersOnRedis:
                 assert store.delete(name)
             assert self.keys() == []
 
-    def test_stream_deleted_while_a_writer_lives_leaves_keys_that_expire(self):
+    def test_stream_deleted_under_a_writer_leaves_expiring_keys(self):
         with self.open() as store, self.open() as other:
             other.append(STREAM, {}, chunk(0))
             store.delete(STREAM)
@@ -473,7 +473,7 @@ class TestStreamsOfOneWriter:
 
     @pytest.mark.parametrize('is_own', [False, True])
     @pytest.mark.parametrize('max_ended', [MAX_ENDED, 1])
-    def test_reader_that_outlived_a_forgotten_stream_goes_on(self, is_own, max_ended, monkeypatch):
+    def test_reader_of_a_forgotten_stream_continues(self, is_own, max_ended, monkeypatch):
         """It knows how far the writer was, and takes what is not behind that for something read before."""
         monkeypatch.setattr(writer_module, 'MAX_ENDED', max_ended)
         store, learner = self.open(), self.open()
@@ -492,7 +492,7 @@ class TestStreamsOfOneWriter:
         assert [number_of(entry) for entry in reader.read()] == [3]
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
 
-    def test_forgotten_stream_takes_nothing_after_the_last_append(self):
+    def test_forgotten_stream_refuses_appends_after_closing(self):
         store, learner = self.open(), self.open()
         store.append(STREAM, {}, chunk(0))
         learner.delete(STREAM)
@@ -504,7 +504,7 @@ class TestStreamsOfOneWriter:
         store.append('another', {}, chunk(1))
         assert len(learner.read('another')) == 1
 
-    def test_appends_while_their_stream_is_forgotten_all_come(self):
+    def test_appends_to_a_forgotten_stream_all_arrive(self):
         """By threads of one writer, as another process deletes the stream again and again."""
         store, learner = self.open(), self.open()
         counts, is_over = [0, 0], threading.Event()
@@ -544,7 +544,7 @@ class TestStreamsOfOneWriter:
         assert store._rings.keys() <= {'lives'}
         assert list(self.directory.rglob('*.ring')) == [], 'and the one that lives has no reader here'
 
-    def test_writers_that_were_asked_are_forgotten_with_their_streams(self, monkeypatch):
+    def test_requested_writers_are_forgotten_with_their_streams(self, monkeypatch):
         monkeypatch.setattr(transports, 'SPARE_ASKED', 5)
         store, near, far = self.open('a'), self.open('a'), self.open('b')
         for number in range(20):

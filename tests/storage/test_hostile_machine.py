@@ -67,7 +67,7 @@ def fill_up(path):
                 assert error.errno == errno.ENOSPC  # noqa: PT017 it is no error of ours
 
 
-def test_a_memory_disk_that_fills_up_costs_nothing(opened, small_disk):
+def test_memory_disk_that_fills_up_loses_nothing(opened, small_disk):
     """While somebody else takes all there is, payloads go over the wire; no page is written that is not there."""
     writer, near = (opened(host_cache_dir=str(small_disk)) for _ in range(2))
     reader, seen, transports = Reader(near, STREAM, 'learner'), [], set()
@@ -120,7 +120,7 @@ def stuck_server(redis_binary, tmp_path):
         yield server
 
 
-def test_a_server_whose_disk_is_full_is_waited_for(stuck_server, tmp_path, caplog):
+def test_writers_wait_for_a_server_with_a_full_disk(stuck_server, tmp_path, caplog):
     """Whoever writes waits, the learner trains on, and nothing is appended twice."""
     options = dict(run='run', host_cache_dir=str(tmp_path / 'cache'))
     with open_store(stuck_server.url, **options) as writer, open_store(stuck_server.url, **options) as near:
@@ -149,7 +149,7 @@ def test_a_server_whose_disk_is_full_is_waited_for(stuck_server, tmp_path, caplo
         assert caplog.text.count('cannot write') == 2, 'once'
 
 
-def test_a_server_whose_disk_stays_full_is_named(stuck_server):
+def test_server_with_a_full_disk_is_named_after_the_timeout(stuck_server):
     with open_store(stuck_server.url, 'run', reconnect_timeout_s=0.2) as store:
         store.append(STREAM, {}, chunk(0))
         stuck_server.fail()
@@ -161,7 +161,7 @@ def test_a_server_whose_disk_stays_full_is_named(stuck_server):
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2], 'it was kept, as where a reply is lost'
 
 
-def test_nonblocking_call_does_not_wait_for_room_on_a_disk(stuck_server):
+def test_nonblocking_call_does_not_wait_for_disk_space(stuck_server):
     with open_store(stuck_server.url, 'run', host_plane='off') as store, ThreadPoolExecutor() as pool:
         arrays = {'x': np.zeros(100_000)}
         store.put('weights', {}, arrays)
@@ -190,7 +190,7 @@ def test_full_disk_is_logged_once_each_time(stuck_server, caplog):
             stuck_server.heal()
 
 
-def test_no_clock_that_jumps_is_asked():
+def test_package_reads_no_clock_that_jumps():
     """The time of day is not looked at: neither the server's, nor that of a process but to be told to others."""
     root, clocks = Path(ding_store.__file__).parent, re.compile(r"\btime\.time\b|\btime_ns\b|\bdatetime\b|call\('TIME'")
     files = [path for ending in ('py', 'lua') for path in root.rglob(f'*.{ending}')]
@@ -199,7 +199,7 @@ def test_no_clock_that_jumps_is_asked():
     assert asking == {'middleware/weights.py', 'compare/results.py'}
 
 
-def test_a_server_whose_clock_is_set_back_with_its_memory_lost(opened, redis_server):
+def test_clock_set_back_with_memory_loss_delivers_payloads(opened, redis_server):
     """Nothing but who asks for a value's payload is numbered by its clock."""
     writer, far = opened(check_every_s=0.1), opened(host_plane='off')
     wants = far._values._keys('weights')[2]
@@ -260,7 +260,7 @@ with open_store(url, 'run', host_plane=plane, host_cache_dir=directory) as store
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, transport):
+def test_clocks_that_jump_lose_nothing(jumping_server, set_clock, tmp_path, transport):
     """Those of the server and of a writer, by hours and days, back and forth, while a reader's goes on as ever."""
     total, rng = 150, random.Random(3)
     options = dict(host_plane=transport, host_cache_dir=str(tmp_path / 'cache'))
@@ -288,7 +288,7 @@ def test_clocks_that_jump_cost_nothing(jumping_server, set_clock, tmp_path, tran
 
 
 @pytest.mark.parametrize('what', ['entry', 'value'])
-def test_a_wait_ends_though_the_servers_clock_was_set_back(jumping_server, set_clock, what):
+def test_clock_set_back_at_the_server_ends_waits(jumping_server, set_clock, what):
     """Redis tells by it when a blocked command is over: it is after a socket timeout, and what comes is heard of."""
     options = dict(socket_timeout_s=1.0, check_every_s=0.5)
     with open_store(jumping_server.url, 'run', host_plane='off', **options) as store:
@@ -322,7 +322,7 @@ def in_child(store, numbers, said):
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_a_spawned_child_uses_the_store_it_was_given(opened, transport):
+def test_spawned_child_uses_a_pickled_store(opened, transport):
     parent = opened(host_plane=transport)
     reader = Reader(opened(host_plane=transport), STREAM, 'learner')
     parent.put('weights', {}, {'x': np.full(10_000, 7)})

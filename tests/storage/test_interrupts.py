@@ -18,7 +18,7 @@ _FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', '
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, transport):
+def test_append_interrupted_anywhere_loses_nothing(redis_server, tmp_path, transport):
     writer = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
     near = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
     with writer, near:
@@ -52,7 +52,7 @@ def test_an_append_is_interrupted_anywhere(redis_server, tmp_path, transport):
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
 
 
-def test_an_append_within_an_append_is_refused(redis_server, monkeypatch):
+def test_append_within_an_append_is_refused(redis_server, monkeypatch):
     """As of a signal handler, whose entry would get the same sequence."""
     with open_store(redis_server.url, 'nested', host_plane='off') as store:
         reader = Reader(store, 's', 'near')
@@ -74,7 +74,7 @@ def test_an_append_within_an_append_is_refused(redis_server, monkeypatch):
         assert [number_of(entry) for entry in reader.read()] == [0, 1, 2, 3]
 
 
-def test_what_the_garbage_collector_finds_waits_for_no_lock(redis_server, tmp_path):
+def test_region_released_by_gc_waits_for_no_lock(redis_server, tmp_path):
     """It may do so in any thread: also in one that the lock's holder waits for."""
     with open_store(redis_server.url, 'garbage', host_cache_dir=str(tmp_path)) as store:
         Reader(store, 's', 'near')
@@ -93,7 +93,7 @@ def test_what_the_garbage_collector_finds_waits_for_no_lock(redis_server, tmp_pa
         assert [region.is_released for region in ring._regions] == [False, True, False]
 
 
-def test_no_thread_copies_on_behind_an_interrupt(monkeypatch):
+def test_copy_threads_stop_after_an_interrupt(monkeypatch):
     """It would write where something else is by then."""
     monkeypatch.setattr(past_caches, '_SHARED_BYTES', 1)
     monkeypatch.setattr(past_caches, '_PIECE_BYTES', past_caches.MIN_BYTES)

@@ -42,7 +42,7 @@ def arrive(store, late):
 
 
 @pytest.mark.parametrize('has_put', [False, True])
-def test_what_a_dead_writer_had_under_way_does_not_replace_what_its_successor_has_put(opened, has_put):
+def test_late_put_of_a_dead_writer_replaces_no_newer_version(opened, has_put):
     dead, successor = opened(), opened()
     if has_put:
         dead.put(NAME, {'number': 0}, {})
@@ -53,7 +53,7 @@ def test_what_a_dead_writer_had_under_way_does_not_replace_what_its_successor_ha
     assert successor.put(NAME, {'number': 3}, {}) == version + 1
 
 
-def test_what_a_dead_writer_had_under_way_does_not_bring_back_what_was_deleted(opened):
+def test_late_put_of_a_dead_writer_restores_no_deleted_value(opened):
     dead, successor = opened(), opened()
     dead.put(NAME, {'number': 0}, {})
     late = underway(dead, 1)
@@ -63,7 +63,7 @@ def test_what_a_dead_writer_had_under_way_does_not_bring_back_what_was_deleted(o
 
 
 @pytest.mark.parametrize('size', [1, 400_000])
-def test_living_writers_take_turns(opened, size):
+def test_puts_of_alternating_writers_are_all_seen(opened, size):
     stores = [opened(), opened()]
     for number, store in zip(range(1, 7), itertools.cycle(stores)):
         assert store.put(NAME, {'number': number}, chunk(number, size)) == number
@@ -72,7 +72,7 @@ def test_living_writers_take_turns(opened, size):
 
 
 @pytest.mark.parametrize('other', ['deletes', 'puts'])
-def test_an_asked_put_of_arrays_that_have_just_become_still_is_whole(opened, redis_server, other):
+def test_repeated_put_of_arrays_now_unchanged_is_whole(opened, redis_server, other):
     """Those that stay part from those that change: a try's parts must not bear the names of the try before."""
     store = opened()
     for number in range(1, 8):
@@ -91,7 +91,7 @@ def test_an_asked_put_of_arrays_that_have_just_become_still_is_whole(opened, red
     assert lives == {-1}, 'what was sent was used'
 
 
-def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
+def test_parts_sent_are_reused_by_the_next_try():
     """Nor are they others, though an array was the same for long enough with this version; it is published but once."""
     sent, fresh = SentParts(lambda token: f'{token}:'), (f'{number:032x}' for number in itertools.count())
     for version in range(STILL_AFTER):
@@ -111,7 +111,7 @@ def test_parts_that_are_there_are_not_sent_again_with_the_next_try():
     assert [unit.age for unit in sent._units][1:] == [STILL_AFTER, 0]
 
 
-def test_late_reply_of_an_older_version_takes_no_number_back(forgetful_server, monkeypatch):
+def test_late_reply_of_an_older_version_lowers_no_version(forgetful_server, monkeypatch):
     """Two threads put: else the number comes again with other content once the server has forgotten it."""
     reply, is_late = redis_values._reply, threading.Event()
 
@@ -136,7 +136,7 @@ def test_late_reply_of_an_older_version_takes_no_number_back(forgetful_server, m
         assert number_of(other.get(NAME, newer_than=3)) == 4
 
 
-def test_a_put_without_a_reply_may_have_come_behind_that_of_another_thread(forgetful_server, monkeypatch):
+def test_put_without_a_reply_behind_another_thread_counts_on(forgetful_server, monkeypatch):
     with RedisStore(forgetful_server.url, 'late') as store:
         store.put(NAME, {}, chunk(1))
         publish = store._values._publish
@@ -155,7 +155,7 @@ def test_a_put_without_a_reply_may_have_come_behind_that_of_another_thread(forge
         assert store.put(NAME, {}, chunk(4)) == 4
 
 
-def test_a_forked_child_counts_for_itself(forgetful_server):
+def test_start_version_is_separate_in_a_forked_child(forgetful_server):
     with RedisStore(forgetful_server.url, 'late') as store:
 
         def work():
@@ -166,7 +166,7 @@ def test_a_forked_child_counts_for_itself(forgetful_server):
             assert store.get(NAME, timeout_s=WAIT_S).version == 10
 
 
-def test_an_advance_that_is_asked_is_put_again(opened):
+def test_advance_of_alternating_writers_is_put_again(opened):
     stores = [opened(), opened()]
     for number, store in zip(range(1, 7), itertools.cycle(stores)):
         store.advance('s', 'r', OLDEST, NAME, {'number': number})
@@ -174,7 +174,7 @@ def test_an_advance_that_is_asked_is_put_again(opened):
         assert found_in(stores[0]) == ({'number': number}, number)
 
 
-def test_a_writer_that_others_are_always_faster_than_comes_through(opened, monkeypatch):
+def test_put_that_is_always_overtaken_succeeds(opened, monkeypatch):
     slow, fast = opened(), opened()
     run, is_on = ServerSession.run, True
 
@@ -255,7 +255,7 @@ class Puts(RuleBasedStateMachine):
             self.stores.close()
 
 
-def test_puts_of_the_living_and_the_dead(redis_server):
+def test_puts_of_living_and_dead_writers_equal_a_model(redis_server):
     class Here(Puts):
         url = redis_server.url
 

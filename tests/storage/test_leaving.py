@@ -23,7 +23,7 @@ from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 STREAM = 'experience'
 
 
-def test_close_sends_what_a_full_stream_refused():
+def test_close_sends_entries_refused_by_a_full_stream():
     with MemoryStore(max_pending_bytes=3000) as store, store.another() as other:
         reader, number = Reader(other, STREAM, 'learner'), 0
         with contextlib.suppress(StoreTimeout):
@@ -82,7 +82,7 @@ def retire_after_check(monkeypatch, store, learner):
     monkeypatch.setattr(outbox, 'check', then_retired)
 
 
-def test_close_while_the_run_is_retired_announces_nothing_again(forgetful_server, monkeypatch):
+def test_close_during_retire_resends_nothing(forgetful_server, monkeypatch):
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
@@ -91,7 +91,7 @@ def test_close_while_the_run_is_retired_announces_nothing_again(forgetful_server
         assert learner.read(STREAM) == []
 
 
-def test_flush_announces_what_is_left_without_a_wait(redis_server):
+def test_flush_sends_remaining_entries_without_a_wait(redis_server):
     with RedisStore(redis_server.url, 'settled') as store:
         unsettled(store)
         store.flush()
@@ -110,7 +110,7 @@ def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
 
 
 @pytest.mark.parametrize('says_goodbye', [True, False])
-def test_close_sends_what_an_idle_server_forgot(forgetful_server, monkeypatch, says_goodbye):
+def test_close_resends_entries_lost_by_an_idle_server(forgetful_server, monkeypatch, says_goodbye):
     """Clients of one whose host lost power find out when they next speak."""
     if not says_goodbye:
         monkeypatch.setattr(ServerSession, 'is_hung_up', lambda session: False)
@@ -123,7 +123,7 @@ def test_close_sends_what_an_idle_server_forgot(forgetful_server, monkeypatch, s
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
 
 
-def test_close_sends_what_a_memory_server_forgot():
+def test_close_resends_entries_lost_by_a_memory_server():
     with MemoryStore() as learner:
         store = learner.another()
         store.append(STREAM, {}, chunk(0))
@@ -196,7 +196,7 @@ def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp
 
 
 @pytest.mark.parametrize('is_acked', [False, True])
-def test_close_without_a_server_logs_what_may_be_lost(forgetful_server, caplog, is_acked):
+def test_close_without_a_server_logs_entries_at_risk(forgetful_server, caplog, is_acked):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     store.register(STREAM, 'learner')
     store.append(STREAM, {}, chunk(0))
@@ -235,7 +235,7 @@ def test_close_starts_no_server(tmp_path, caplog):
 
 
 @pytest.mark.parametrize('hears', [False, True])
-def test_close_writes_nothing_into_the_next_run_of_the_name(forgetful_server, hears):
+def test_close_writes_nothing_into_the_next_run(forgetful_server, hears):
     """What a run left that ended in order is cleared by the next: its streams go on counting."""
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
@@ -282,7 +282,7 @@ def test_close_with_shared_memory_adds_nothing_to_a_retired_run(forgetful_server
     assert not list(tmp_path.rglob('*.ring'))
 
 
-def test_writer_closed_for_writing_announces_nothing_again(forgetful_server):
+def test_writer_closed_for_writing_resends_nothing(forgetful_server):
     """A run that is retired meanwhile is no server that lost its memory."""
     with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
         store = RedisStore(forgetful_server.url, 'run')
@@ -296,7 +296,7 @@ def test_writer_closed_for_writing_announces_nothing_again(forgetful_server):
         assert not left_by_runs(client)
 
 
-def test_request_for_backfills_makes_no_stream(redis_server):
+def test_request_for_backfills_creates_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
         store.own_writer.check_stream('nothing')
         store.want('nothing')
@@ -308,7 +308,7 @@ def test_request_for_backfills_makes_no_stream(redis_server):
 
 
 @pytest.mark.parametrize('is_concluded', [False, True])
-def test_close_announces_again_what_the_server_forgot(forgetful_server, is_concluded):
+def test_close_resends_forgotten_entries(forgetful_server, is_concluded):
     """Its memory lost is no run retired."""
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
@@ -323,7 +323,7 @@ def test_close_announces_again_what_the_server_forgot(forgetful_server, is_concl
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
 
 
-def test_close_announces_again_what_a_lost_memory_had():
+def test_close_resends_entries_of_a_lost_memory():
     with MemoryStore() as learner, learner.another() as store:
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
@@ -337,7 +337,7 @@ def test_close_announces_again_what_a_lost_memory_had():
 
 
 @pytest.mark.parametrize('is_concluded', [False, True])
-def test_close_with_shared_memory_announces_forgotten_entries(forgetful_server, tmp_path, is_concluded):
+def test_close_with_shared_memory_resends_forgotten_entries(forgetful_server, tmp_path, is_concluded):
     options = dict(run='run', host_cache_dir=str(tmp_path))
     with open_store(forgetful_server.url, **options) as learner:
         learner.register(STREAM, 'learner')
@@ -353,7 +353,7 @@ def test_close_with_shared_memory_announces_forgotten_entries(forgetful_server, 
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
 
 
-def test_writer_with_shared_memory_announces_forgotten_entries(forgetful_server, tmp_path):
+def test_writer_with_shared_memory_resends_forgotten_entries(forgetful_server, tmp_path):
     options = dict(run='run', host_cache_dir=str(tmp_path), check_every_s=0.1)
     with open_store(forgetful_server.url, **options) as learner, open_store(forgetful_server.url, **options) as store:
         learner.register(STREAM, 'learner')
@@ -364,7 +364,7 @@ def test_writer_with_shared_memory_announces_forgotten_entries(forgetful_server,
         eventually(lambda: [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3], 'announced again')
 
 
-def test_close_logs_what_it_cannot_announce_again(forgetful_server, caplog):
+def test_close_logs_entries_that_it_cannot_resend(forgetful_server, caplog):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     unsettled(store)
     forgetful_server.restart()
@@ -376,7 +376,7 @@ def test_close_logs_what_it_cannot_announce_again(forgetful_server, caplog):
     assert "closed with 4 entries of 'experience' not sent" in caplog.text
 
 
-def test_an_append_after_the_last_brings_nothing_into_the_next_run(forgetful_server):
+def test_append_after_closing_adds_nothing_to_the_next_run(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as learner, forgetful_server.client() as client:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
@@ -394,7 +394,7 @@ def test_an_append_after_the_last_brings_nothing_into_the_next_run(forgetful_ser
         assert learner.read(STREAM) == []
 
 
-def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(forgetful_server, monkeypatch):
+def test_append_after_closing_in_a_retired_run_is_refused(forgetful_server, monkeypatch):
     with RedisStore(forgetful_server.url, 'run') as learner:
         store = RedisStore(forgetful_server.url, 'run')
         unsettled(store)
@@ -406,7 +406,7 @@ def test_an_append_after_the_last_is_none_where_the_run_is_retired_meanwhile(for
         assert learner.read(STREAM) == []
 
 
-def test_an_append_after_the_last_announces_again_what_the_server_forgot(forgetful_server):
+def test_append_after_closing_resends_forgotten_entries(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as learner, RedisStore(forgetful_server.url, 'run') as store:
         unsettled(store)
         store.close_for_writing()
@@ -415,7 +415,7 @@ def test_an_append_after_the_last_announces_again_what_the_server_forgot(forgetf
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3, 4]
 
 
-def test_an_append_after_the_last_that_finds_no_server_is_kept(forgetful_server):
+def test_append_after_closing_without_a_server_is_kept(forgetful_server):
     with RedisStore(forgetful_server.url, 'run') as store:
         store.append(STREAM, {}, chunk(0))
         store.close_for_writing()

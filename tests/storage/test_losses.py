@@ -113,11 +113,11 @@ class Late(Losses):
 
 
 @pytest.mark.parametrize('kind', [Lives, Late])
-def test_exactly_what_never_came_is_counted(kind):
+def test_losses_counted_equal_a_model(kind):
     run_state_machine_as_test(kind, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
 
 
-def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):
+def test_losses_model_finds_a_reader_without_its_heads(monkeypatch):
     monkeypatch.setattr(Lives, 'keeps_heads', False)
     with pytest.raises(AssertionError):
         run_state_machine_as_test(
@@ -126,7 +126,7 @@ def test_the_model_notices_a_reader_that_does_not_keep_its_heads(monkeypatch):
 
 
 @pytest.mark.parametrize('looks', [False, True])
-def test_a_reader_without_marks_counts_what_a_dead_writer_had(looks, monkeypatch):
+def test_reader_without_marks_counts_losses_of_a_dead_writer(looks, monkeypatch):
     """Not what its former life had taken: that is behind its cursor, by whatever sequences."""
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
     with MemoryStore() as store:

@@ -21,7 +21,7 @@ def client(forgetful_server):
 
 
 @pytest.mark.parametrize('is_known', [False, True], ids=['new names', 'a new connection'])
-def test_what_is_short_goes_through(forgetful_server, client, is_known):
+def test_short_commands_at_maxmemory_succeed(forgetful_server, client, is_known):
     with RedisStore(forgetful_server.url, 'run') as store, RedisStore(forgetful_server.url, 'run') as other:
         places = [store.append('s', {}, chunk(number)) for number in range(3)]
         other.register('s', 'r')
@@ -48,7 +48,7 @@ def test_what_is_short_goes_through(forgetful_server, client, is_known):
 
 
 @pytest.mark.parametrize('size', [400_000, 1_000_000], ids=['at once', 'in windows'])
-def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size):
+def test_parts_of_a_refused_append_take_no_memory(forgetful_server, client, size):
     with RedisStore(forgetful_server.url, 'run') as store:
         store.append('s', {}, chunk(0))
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000)
@@ -61,7 +61,7 @@ def test_parts_of_what_is_refused_take_no_memory(forgetful_server, client, size)
         assert [number_of(entry) for entry in store.read('s')] == [0, 2]
 
 
-def test_a_fill_that_is_refused_leaves_an_entry_that_is_in_parts_itself(forgetful_server, client):
+def test_refused_backfill_keeps_the_parts_of_its_entry(forgetful_server, client):
     """As a reference it was refused, and then appended over the wire: parts of one payload are named alike."""
     with RedisStore(forgetful_server.url, 'run') as store:
         place = store.append('s', {}, chunk(0, 1_000_000))
@@ -150,7 +150,7 @@ def test_parts_of_an_entry_whose_second_try_is_refused_are_kept(forgetful_server
         assert [number_of(entry) for entry in store.read('s')] == [0, 1]
 
 
-def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server, client):
+def test_script_runs_after_a_command_that_fails(forgetful_server, client):
     """Else who asks what the server has, since one was refused, may ask before the script runs."""
 
     def before(connection):
@@ -167,7 +167,7 @@ def test_a_script_has_run_when_a_command_before_it_is_an_error(forgetful_server,
         assert store._values.newest('v', 0, False).payload == b'new'
 
 
-def test_a_value_that_only_its_host_can_read_is_asked_for(forgetful_server, client):
+def test_value_readable_on_one_host_is_requested_at_maxmemory(forgetful_server, client):
     with RedisStore(forgetful_server.url, 'run') as store:
         store.put_version('weights', None, b'a reference')
         client.config_set('maxmemory', 1)

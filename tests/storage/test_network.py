@@ -37,7 +37,7 @@ def read_all(reader, total, seen):
     return seen
 
 
-def test_cut_at_any_byte_of_an_append(forgetful_server, proxy):
+def test_append_cut_at_any_byte_arrives_once(forgetful_server, proxy):
     """Before the command, in its middle, between command and reply, in the middle of the reply."""
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(other, STREAM, 'learner')
@@ -77,7 +77,7 @@ def test_ack_without_a_wait_is_sent_again(forgetful_server, proxy):
         assert proxy.num_cuts == len(cuts) > 5
 
 
-def test_put_whose_reply_is_cut_makes_one_version(proxy):
+def test_put_with_a_cut_reply_creates_one_version(proxy):
     with RedisStore(proxy.url(), 'run', **QUICK) as store:
         store.put('v', {}, {})
         for version, at in enumerate((1, 3, 7), 2):
@@ -87,7 +87,7 @@ def test_put_whose_reply_is_cut_makes_one_version(proxy):
         assert proxy.num_cuts == 3
 
 
-def test_closing_does_not_wait_for_a_server_that_is_away(forgetful_server, proxy):
+def test_close_does_not_wait_for_an_absent_server(forgetful_server, proxy):
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')
         write(other, [0])
@@ -100,7 +100,7 @@ def test_closing_does_not_wait_for_a_server_that_is_away(forgetful_server, proxy
 
 
 @pytest.mark.parametrize(('size', 'total'), [(300, 600), (400_000, 40)])
-def test_cuts_in_the_middle_of_everything(proxy, size, total):
+def test_cuts_in_any_command_lose_nothing(proxy, size, total):
     """Reader and writer on the same bad network; payloads below and above the size that travels in parts."""
     random = np.random.default_rng(5)
     done = threading.Event()
@@ -131,7 +131,7 @@ def test_cuts_in_the_middle_of_everything(proxy, size, total):
     assert proxy.num_cuts >= 8
 
 
-def test_a_partition_is_waited_out(forgetful_server, proxy):
+def test_writer_waits_until_a_partition_ends(forgetful_server, proxy):
     """Silence for several socket timeouts: the writer goes on when it ends, and the swallowed append counts once."""
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(other, STREAM, 'learner')
@@ -149,7 +149,7 @@ def test_a_partition_is_waited_out(forgetful_server, proxy):
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
 
 
-def test_a_reader_waits_out_a_partition(forgetful_server, proxy):
+def test_reader_waits_until_a_partition_ends(forgetful_server, proxy):
     with RedisStore(proxy.url(), 'run', **QUICK) as store, RedisStore(forgetful_server.url, 'run') as other:
         reader = Reader(store, STREAM, 'learner')
         write(other, range(3))
@@ -165,7 +165,7 @@ def test_a_reader_waits_out_a_partition(forgetful_server, proxy):
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
 
 
-def test_a_partition_longer_than_the_patience_is_an_error(proxy):
+def test_partition_longer_than_the_timeout_raises(proxy):
     with RedisStore(proxy.url(), 'run', reconnect_timeout_s=0.5, **QUICK) as store:
         write(store, [0])
         proxy.black_hole()
@@ -181,7 +181,7 @@ def test_a_partition_longer_than_the_patience_is_an_error(proxy):
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, 1, 2]
 
 
-def test_waits_end_in_a_black_hole(proxy):
+def test_waits_end_without_any_reply(proxy):
     with RedisStore(proxy.url(), 'run', reconnect_timeout_s=0.3, max_pending_bytes=2000, **QUICK) as store:
         write(store, [0], 150)
         with pytest.raises(StoreTimeout):
@@ -220,7 +220,7 @@ def test_latency_of_200_ms_costs_round_trips_only(forgetful_server, proxy):
             assert time.monotonic() - begin < WAIT_S / 2  # a few round trips, not a time-out
 
 
-def test_a_slow_line_is_no_lost_line(forgetful_server, proxy):
+def test_slow_connection_is_not_taken_for_lost(forgetful_server, proxy):
     """A payload whose way takes longer than the socket timeout arrives at once, as no part of it does."""
     proxy.bytes_per_s = 5_000_000
     slow = RedisStore(proxy.url(), 'run', socket_timeout_s=3.0, check_every_s=0.5)

@@ -44,7 +44,7 @@ def test_importing_storage_imports_no_backend():
     assert subprocess.check_output([sys.executable, '-c', code], text=True).strip() == '[]'
 
 
-def test_all_is_complete():
+def test_storage_all_is_complete():
     for name in ding_store.storage.__all__:
         assert getattr(ding_store.storage, name) is not None
     with pytest.raises(AttributeError):
@@ -90,14 +90,14 @@ PY_OPTIONS = (
         *((f'redis://h?{rest}', 'query.*malformed.*client_name') for rest in PY_OPTIONS),
     ],
 )
-def test_bad_urls(url, match):
+def test_urls_that_are_invalid_are_refused(url, match):
     with pytest.raises(errors.ConfigError, match=match) as caught:
         open_store(url)
     assert 'secret' not in str(caught.value)
 
 
 @pytest.mark.parametrize('run', ['', 'a/b', 'a{b}', 'a:b', '..', None])
-def test_bad_runs(run):
+def test_run_names_that_are_invalid_are_refused(run):
     for url in ('memory://', 'redis://localhost'):
         with pytest.raises(errors.ConfigError, match='run name'):
             open_store(url, run)
@@ -119,7 +119,7 @@ def test_bad_runs(run):
         ({'host_cache_dir': 5}, 'host_cache_dir .5. must be a path'),
     ],
 )
-def test_bad_options(options, match):
+def test_options_that_are_invalid_are_refused(options, match):
     with pytest.raises(errors.ConfigError, match=match):
         open_store('redis://localhost', **options)
 
@@ -154,7 +154,7 @@ def fake_server(info):
         ('redis_version:7.2.4\r\nredis_mode:sentinel', 'Sentinel.*primary'),
     ],
 )
-def test_what_is_no_redis_server_is_refused_by_name(info, match):
+def test_other_server_is_refused_by_name(info, match):
     with fake_server(info) as url, pytest.raises(errors.StoreUnsuitable, match=match):
         open_store(url)
 
@@ -181,12 +181,12 @@ def test_sentinel_is_refused_by_name(redis_binary):
             open_store(server.url)
 
 
-def test_database_that_is_not_there_is_refused(forgetful_server):
+def test_database_that_does_not_exist_is_refused(forgetful_server):
     with pytest.raises(errors.ConfigError, match='no such database.*databases'):
         open_store(f'{forgetful_server.url}?db=99')
 
 
-def test_no_server_at_the_address_is_refused():
+def test_address_without_a_server_is_refused():
     for url in ('redis://user:secret@127.0.0.1:1/0', 'unix:///nowhere/redis.sock'):
         with pytest.raises(errors.StoreUnavailable, match='Start a redis-server') as caught:
             open_store(url, connect_timeout_s=0)
@@ -194,7 +194,7 @@ def test_no_server_at_the_address_is_refused():
         assert address_of(url) in str(caught.value)
 
 
-def test_a_missing_package_names_the_install(monkeypatch):
+def test_missing_package_names_the_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis', None)
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.store')
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.connection')
@@ -202,7 +202,7 @@ def test_a_missing_package_names_the_install(monkeypatch):
         open_store('redis://localhost')
 
 
-def test_the_password_is_asked_for(redis_binary):
+def test_server_with_a_password_denies_access_without_it(redis_binary):
     with RedisServer(redis_binary, '--requirepass', 'secret') as server:
         for url in (server.url, f'unix://:wrong@{server.socket}'):
             with pytest.raises(errors.StoreDenied, match='denies access') as caught:
@@ -214,7 +214,7 @@ def test_the_password_is_asked_for(redis_binary):
             assert 'secret' not in store.info().address
 
 
-def test_rights_are_needed(forgetful_server):
+def test_user_without_a_right_is_refused(forgetful_server):
     with forgetful_server.client() as client:
         client.acl_setuser('guest', enabled=True, nopass=True, keys='*', commands=['+info', '+ping'])
     with open_store(f'unix://guest@{forgetful_server.socket}') as store:
@@ -222,7 +222,7 @@ def test_rights_are_needed(forgetful_server):
             store.add('n')
 
 
-def test_a_server_that_evicts_is_refused(forgetful_server):
+def test_server_that_evicts_is_refused(forgetful_server):
     with forgetful_server.client() as client:
         client.config_set('maxmemory-policy', 'allkeys-lru')
     with pytest.raises(errors.StoreUnsuitable, match='allkeys-lru.*noeviction'):
@@ -233,7 +233,7 @@ def facts(**changes):
     return {'redis_version': '7.2.4', 'maxmemory_policy': 'noeviction', **changes}
 
 
-def test_what_a_server_must_be():
+def test_server_unfit_for_the_store_is_refused():
     assert examine(facts(), 'a') == 'redis 7.2.4'
     assert (
         examine(facts(valkey_version='8.0.1', cluster_enabled='0', loading='0', role='master'), 'a') == 'valkey 8.0.1'
@@ -262,7 +262,7 @@ def test_at_maxmemory_acks_still_make_room(forgetful_server):
         assert [number_of(entry) for entry in store.read('s', place)] == [2]
 
 
-def test_at_maxmemory_readers_go_on(forgetful_server):
+def test_at_maxmemory_readers_continue(forgetful_server):
     """Also those who had something to say themselves that nobody has acked, or that found no memory."""
     client, store = forgetful_server.client(), RedisStore(forgetful_server.url, check_every_s=1e-6)
     with client, store, RedisStore(forgetful_server.url) as other:
@@ -290,7 +290,7 @@ def test_at_maxmemory_readers_go_on(forgetful_server):
 
 
 @pytest.mark.parametrize('size', [1000, 1_000_000], ids=['whole', 'in parts'])
-def test_what_a_server_at_maxmemory_may_have_had_is_kept(forgetful_server, size, monkeypatch):
+def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypatch):
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
@@ -314,7 +314,7 @@ def test_what_a_server_at_maxmemory_may_have_had_is_kept(forgetful_server, size,
         assert [number_of(entry) for entry in store.read('s')] == [1, 2, 3]
 
 
-def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forgetful_server, monkeypatch):
+def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monkeypatch):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
         outbox = store._writer._stream_writer('s').outbox
@@ -336,7 +336,7 @@ def test_what_a_former_life_may_have_had_is_announced_when_there_is_memory(forge
         assert [number_of(entry) for entry in store.read('s')] == [1, 2, 3]
 
 
-def test_wait_for_a_backfill_goes_on_at_maxmemory(forgetful_server):
+def test_wait_for_a_backfill_continues_at_maxmemory(forgetful_server):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         place = store.append('s', {}, chunk(0))
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
@@ -349,7 +349,7 @@ def test_wait_for_a_backfill_goes_on_at_maxmemory(forgetful_server):
         assert store.fate_of('s', record) == GONE
 
 
-def test_what_was_filled_and_is_no_place_is_refused_with_its_entry(redis_server):
+def test_backfill_with_a_damaged_place_is_refused_by_entry(redis_server):
     with redis_server.client() as client, RedisStore(redis_server.url, 'no-place') as store:
         store.append('s', {}, chunk(0))
         (record,) = store.read_records('s', OLDEST, 1, 0.0)
@@ -360,7 +360,7 @@ def test_what_was_filled_and_is_no_place_is_refused_with_its_entry(redis_server)
             assert raised.value.entry_id == record.id
 
 
-def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
+def test_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
     monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 1000)
     with open_store(redis_server.url, 'large') as store:
         for call in (store.append, store.put):
@@ -368,7 +368,7 @@ def test_a_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
                 call('s', {}, chunk(1, 1000))
 
 
-def test_a_store_pickles_as_its_address(redis_server):
+def test_store_is_pickled_as_its_address(redis_server):
     with RedisStore(redis_server.url, 'pickled', max_pending_bytes=5000) as store:
         store.append('s', {}, chunk(1))
         with copied(store) as twin:
@@ -388,7 +388,7 @@ def _append_in_child(store, queue):
     store.close()
 
 
-def test_a_forked_store_is_a_writer_of_its_own(redis_server):
+def test_forked_store_is_a_separate_writer(redis_server):
     context = multiprocessing.get_context('fork')
     with RedisStore(redis_server.url, f'fork-{os.getpid()}') as store, ThreadPoolExecutor() as pool:
         store.append('s', {}, chunk(1))
@@ -430,7 +430,7 @@ def test_memory_is_refused_in_another_process():
             pickle.dumps(store)
 
 
-def test_an_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary):
+def test_embedded_store_starts_its_server(tmp_path, monkeypatch, redis_binary):
     from ding_store.storage.embedded.private_server import stop_server
 
     monkeypatch.chdir(tmp_path)
@@ -448,7 +448,7 @@ ODD_NAMES = ['exp#1', 'exp?db=2', '100%25', 'a b', 'a@b:c', """it's "so\"""", '[
 
 
 @pytest.mark.parametrize('name', ODD_NAMES)
-def test_embedded_url_takes_any_directory_as_it_stands(tmp_path, name, redis_binary):
+def test_embedded_url_accepts_any_directory(tmp_path, name, redis_binary):
     from ding_store.storage.embedded.private_server import stop_server
 
     root = tmp_path / name
@@ -486,7 +486,7 @@ def test_embedded_server_with_an_odd_tmpdir_is_reached(tmp_path, monkeypatch, re
         ('unix:///run/a#1.sock', '%23'),
     ],
 )
-def test_open_store_names_the_url_that_was_meant(url, fix):
+def test_open_store_suggests_the_nearest_url(url, fix):
     with pytest.raises(errors.ConfigError, match=re.escape(fix)):
         open_store(url)
 
@@ -511,7 +511,7 @@ class TestReader:
         with MemoryStore(max_pending_bytes=2000, overflow='drop_oldest') as store:
             yield store
 
-    def test_drops_are_counted_once(self, store, caplog):
+    def test_dropped_entries_are_counted_once(self, store, caplog):
         reader = Reader(store, 's', 'r')
         store.append('s', {}, chunk(0))
         assert len(reader.read()) == 1
@@ -525,7 +525,7 @@ class TestReader:
         assert reader.num_lost == 19 - len(entries)
         assert len([record for record in caplog.records if 'were lost' in record.message]) == 1
 
-    def test_marks_survive_a_reader(self, store):
+    def test_marks_let_a_new_reader_continue(self, store):
         first = Reader(store, 's', 'r')
         store.append('s', {}, chunk(1))
         assert len(first.read()) == 1
@@ -546,7 +546,7 @@ class TestReader:
         reader.ack(entry.id)
         assert store.info().streams['s'].floor == 1
 
-    def test_start_now_skips_the_past_even_when_announced_again(self, store):
+    def test_start_now_skips_earlier_entries_that_are_resent(self, store):
         store.append('s', {}, chunk(1))
         reader = Reader(store, 's', 'r', start='now')
         store.lose_memory()
@@ -554,7 +554,7 @@ class TestReader:
         assert [number_of(entry) for entry in reader.read()] == [2]
         assert reader.num_lost == 0
 
-    def test_so_it_does_for_a_reader_that_is_started_again(self, store):
+    def test_start_now_of_a_restarted_reader_skips_acked_entries(self, store):
         """What it had acked, or was there before it first came, is announced again for one that lags."""
         Reader(store, 's', 'slow')
         for i in range(3):
@@ -576,7 +576,7 @@ class TestReader:
         store.append('s', {}, chunk(7))
         assert [number_of(entry) for entry in last.read()] == [7]
 
-    def test_a_gap_of_sequences_in_a_new_epoch_is_a_loss(self, store):
+    def test_sequence_gap_in_a_new_epoch_is_a_loss(self, store):
         reader = Reader(store, 's', 'r')
         store.append('s', {}, chunk(0))
         reader.read()

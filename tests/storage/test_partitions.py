@@ -87,7 +87,7 @@ def learn(url):
 
 
 @pytest.mark.parametrize('unplugged', ['redis', 'learner', 'collector0'])
-def test_a_cable_pulled_out_twice(network, url, unplugged):
+def test_partition_of_any_host_twice_loses_nothing(network, url, unplugged):
     """Silent partitions of any host while all work: each row of each collector arrives once and in order."""
     with (
         child(network.at('learner', learn(url))) as (_, learned),
@@ -106,7 +106,7 @@ def test_a_cable_pulled_out_twice(network, url, unplugged):
         assert [int(i) for collector, i in lines if collector == str(number)] == list(range(NUM_EACH))
 
 
-def test_a_learner_that_comes_late_from_another_host_gets_all(network, url):
+def test_learner_joining_late_from_another_host_gets_all(network, url):
     """And host names do not clash: writers of two hosts with equal process ids are two writers."""
     with child(network.at('collector0', collect(url, 0))) as (_, first):
         assert first.readline().strip() == '0'
@@ -117,7 +117,7 @@ def test_a_learner_that_comes_late_from_another_host_gets_all(network, url):
 
 
 @pytest.mark.skipif(not IS_LONG, reason='takes 25 s: set DING_STORE_SLOW_TESTS=1')
-def test_a_partition_of_20_s_with_default_timeouts(network, url):
+def test_partition_of_20_s_at_default_timeouts_loses_nothing(network, url):
     total = 60
 
     def slow(pipe):

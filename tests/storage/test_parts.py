@@ -55,7 +55,7 @@ def num_parts(client):
     return len(client.keys('*:part:*'))
 
 
-def test_places():
+def test_places_of_parts_survive_packing():
     place = parts.Parted('ding:{r/s/0/w}:1:ab:part:', 1000, 2001)
     assert parts.unpack(place.pack()) == place
     assert (place.num_parts, place.keys[2]) == (3, b'ding:{r/s/0/w}:1:ab:part:2')
@@ -71,7 +71,7 @@ def test_places():
 
 @pytest.mark.parametrize('extra', [-1, 0, 1])
 @pytest.mark.parametrize('count', [1, 2, 3, 6])
-def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
+def test_payloads_of_sizes_around_whole_parts_arrive(store, client, count, extra, monkeypatch):
     monkeypatch.setattr(parts, 'INLINE_BYTES', 1000)
     monkeypatch.setattr(parts, 'PART_BYTES', 1000)
     payload = np.random.default_rng(0).bytes(count * 1000 + extra)
@@ -91,14 +91,14 @@ def test_sizes_around_whole_parts(store, client, count, extra, monkeypatch):
     assert store.add('n', 1) == 1
 
 
-def test_a_small_part_behind_more_than_the_window(store):
+def test_small_part_after_more_than_the_window_arrives(store):
     """The reply to the large one cannot come before the small one is sent, too."""
     for size in (parts.WINDOW_BYTES + 1, 2 * parts.WINDOW_BYTES):
         store.put('notes', {'long': 'x' * size}, chunk(1))
         assert len(store.get('notes').header['long']) == size
 
 
-def test_parts_go_with_their_entry(store, client):
+def test_parts_are_deleted_with_their_entry(store, client):
     reader = Reader(store, STREAM, 'learner')
     for i in range(3):
         store.append(STREAM, {}, chunk(i, LARGE))
@@ -129,7 +129,7 @@ def test_drops_and_refusals_leave_no_parts(forgetful_server, client):
         assert num_parts(client) == 8
 
 
-def test_a_read_is_bounded_in_bytes(store, monkeypatch):
+def test_read_of_large_entries_is_bounded_in_bytes(store, monkeypatch):
     monkeypatch.setattr('ding_store.storage.redis.entries.MAX_READ_BYTES', 5_000_000)
     reader = Reader(store, STREAM, 'learner')
     for i in range(5):
@@ -137,7 +137,7 @@ def test_a_read_is_bounded_in_bytes(store, monkeypatch):
     assert [[number_of(entry) for entry in reader.read()] for _ in range(3)] == [[0, 1], [2, 3], [4]]
 
 
-def test_writers_killed_in_the_middle_of_parts(forgetful_server, store, client, monkeypatch):
+def test_writers_killed_between_parts_leave_whole_entries(forgetful_server, store, client, monkeypatch):
     """Killed behind some part: the entry is there whole or not at all, and parts of no entry have an end."""
     monkeypatch.setattr(parts, '_LIFE_S', 5)
     monkeypatch.setattr(parts, '_SLOWEST_BYTES_PER_S', 1e9)
@@ -176,7 +176,7 @@ def test_writers_killed_in_the_middle_of_parts(forgetful_server, store, client, 
     assert reader.num_lost == 0
 
 
-def test_parts_that_vanish_are_written_again(store, client, monkeypatch):
+def test_parts_that_vanish_are_sent_again(store, client, monkeypatch):
     count = 0
 
     def forgetful(connection, *arguments):
@@ -200,7 +200,7 @@ def test_parts_that_vanish_are_written_again(store, client, monkeypatch):
         store.append(STREAM, {}, chunk(1, LARGE))
 
 
-def test_missing_parts_are_corruption_with_a_name(store, client):
+def test_missing_part_is_refused_by_name(store, client):
     reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
     place = store.append(STREAM, {}, chunk(0, LARGE))
     store.append(STREAM, {}, chunk(1))
@@ -215,7 +215,7 @@ def test_missing_parts_are_corruption_with_a_name(store, client):
         store.get('weights')
 
 
-def test_part_of_another_type_is_corruption_with_a_name(store, client):
+def test_part_of_another_type_is_refused_by_name(store, client):
     reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
     store.append(STREAM, {}, chunk(0, LARGE))
     store.append(STREAM, {}, chunk(1))
@@ -231,7 +231,7 @@ def test_part_of_another_type_is_corruption_with_a_name(store, client):
 
 
 @pytest.mark.parametrize('num_bytes', [0, 100_000, (1 << 20) + 1])
-def test_part_of_another_length_is_corruption_with_a_name(store, client, num_bytes):
+def test_part_of_another_length_is_refused_by_name(store, client, num_bytes):
     reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
     store.append(STREAM, {}, chunk(0, LARGE))
     store.append(STREAM, {}, chunk(1, LARGE))
@@ -273,7 +273,7 @@ with open_store(sys.argv[1], 'run', host_plane='off') as store:
 
 
 @pytest.mark.parametrize('is_genuine', [False, True])
-def test_place_without_memory_for_it_is_an_error_with_a_name(store, forgetful_server, client, is_genuine):
+def test_place_without_memory_for_it_is_refused_by_name(store, forgetful_server, client, is_genuine):
     """A lie about 2 GB is skipped as other damage is; an entry that is as large as it says, and no more, says so."""
     size = 128 << 20
     store.append(STREAM, {}, chunk(1))
@@ -296,7 +296,7 @@ def test_place_without_memory_for_it_is_an_error_with_a_name(store, forgetful_se
         assert first == ['[1, 9] 2 0']
 
 
-def test_values_keep_the_version_before(store, client):
+def test_parts_of_the_previous_version_are_kept(store, client):
     for i in range(4):
         assert store.put('weights', {}, chunk(i, LARGE)) == i + 1
         assert number_of(store.get('weights')) == i
@@ -308,7 +308,7 @@ def test_values_keep_the_version_before(store, client):
     assert num_parts(client) == 0
 
 
-def test_a_put_in_vain_leaves_no_parts(store, client):
+def test_put_that_is_refused_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
     with pytest.raises(VersionConflict):
@@ -322,7 +322,7 @@ def test_a_put_in_vain_leaves_no_parts(store, client):
     assert number_of(store.get('weights')) == 3
 
 
-def test_a_fill_in_vain_leaves_no_parts(store, client):
+def test_backfill_of_a_replaced_version_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
     assert not store.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
@@ -331,7 +331,7 @@ def test_a_fill_in_vain_leaves_no_parts(store, client):
 
 
 @pytest.mark.parametrize('is_last', [True, False])
-def test_a_fill_of_an_entry_that_was_acked_meanwhile_leaves_no_parts(store, client, is_last):
+def test_backfill_of_an_acked_entry_leaves_no_parts(store, client, is_last):
     reader = Reader(store, STREAM, 'learner')
     place = store.append(STREAM, {}, chunk(0))
     if not is_last:
@@ -373,7 +373,7 @@ def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, m
 
 
 @pytest.mark.parametrize('what', ['entry', 'fill', 'value'])
-def test_parts_of_which_one_is_missing_keep_their_time_to_live(store, client, monkeypatch, what):
+def test_parts_with_one_missing_keep_their_time_to_live(store, client, monkeypatch, what):
     """Of a server that had no memory for the last; else they would stay for ever where nobody sends the rest."""
     place = store.append(STREAM, {}, chunk(0))
 
@@ -394,7 +394,7 @@ def test_parts_of_which_one_is_missing_keep_their_time_to_live(store, client, mo
     assert all(client.ttl(key) > 0 for key in client.keys('*:part:*'))
 
 
-def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):
+def test_value_replaced_during_a_fetch_is_fetched_again(store, client, monkeypatch):
     store.put('weights', {}, chunk(1, LARGE))
     read, count = redis_values.read_parts, 0
 
@@ -411,7 +411,7 @@ def test_a_value_replaced_while_it_is_fetched(store, client, monkeypatch):
     assert (number_of(value), count) == (12, 3)
 
 
-def test_large_entries_survive_a_restart_with_an_append_only_file(own_server):
+def test_large_entries_survive_a_restart_of_a_durable_server(own_server):
     with RedisStore(own_server.url, 'run') as store:
         for i in range(2):
             store.append(STREAM, {}, chunk(i, LARGE))

@@ -102,11 +102,11 @@ def run_interleaved(path, kind, **options):
     run_state_machine_as_test(machine, settings=settings(stateful_step_count=40, deadline=None, **options))
 
 
-def test_no_interleaving_is_believed_wrongly(tmp_path):
+def test_ring_read_in_any_interleaving_is_right_or_refused(tmp_path):
     run_interleaved(tmp_path, RingWriter, max_examples=300)
 
 
-def test_one_word_is_believed_wrongly(tmp_path):
+def test_ring_with_one_check_word_is_found_wrong(tmp_path):
     with pytest.raises(AssertionError):
         run_interleaved(tmp_path, OneWord, max_examples=2000, database=None, phases=[Phase.generate])
 
@@ -148,7 +148,7 @@ def stopped_in_mid_copy(path, kind):
         return [copy_of(reader, n, out) for n in range(number - NUM, number + 1)]
 
 
-def test_a_writer_stopped_in_mid_copy(tmp_path):
+def test_ring_writer_stopped_during_a_copy_is_noticed(tmp_path):
     # The region being overwritten is refused, those behind it are whole, the new one is not there yet.
     assert stopped_in_mid_copy(str(tmp_path / 'a'), RingWriter) == [None, True, True, True, None]
     assert stopped_in_mid_copy(str(tmp_path / 'b'), OneWord) == [False, True, True, True, None]
@@ -177,7 +177,7 @@ def killed_at_random(path, kind, times):
     return whole, torn
 
 
-def test_writers_killed_at_random_tear_nothing(tmp_path):
+def test_ring_writers_killed_at_random_tear_nothing(tmp_path):
     path, deadline = str(tmp_path / 'a'), time.monotonic() + WAIT_S
     whole, torn = killed_at_random(path, RingWriter, 40)
     while whole <= 200:  # on a busy machine some are killed before they write much
@@ -187,7 +187,7 @@ def test_writers_killed_at_random_tear_nothing(tmp_path):
     assert torn == 0
 
 
-def test_the_kill_test_notices_one_word(tmp_path):
+def test_ring_kill_test_finds_a_ring_with_one_check_word(tmp_path):
     deadline = time.monotonic() + WAIT_S
     while killed_at_random(str(tmp_path / 'a'), OneWord, 4)[1] == 0:
         assert time.monotonic() < deadline
@@ -200,7 +200,7 @@ def ring(tmp_path):
     ring.close()
 
 
-def test_a_ring_is_private_whole_and_says_whose_it_is(ring):
+def test_ring_file_is_private_allocated_and_has_a_note(ring):
     status = os.stat(ring.path)
     assert status.st_mode & 0o777 == 0o600
     assert status.st_blocks * 512 >= 3 * PAGE  # No holes: nothing is left for a full disk to refuse later.
@@ -208,7 +208,7 @@ def test_a_ring_is_private_whole_and_says_whose_it_is(ring):
     assert os.listdir(os.path.dirname(ring.path)) == ['a.ring']
 
 
-def test_regions_are_contiguous(ring):
+def test_ring_regions_are_contiguous(ring):
     first, second = ring.reserve(PAGE), ring.reserve(100)
     assert (second.start, ring.reserve(2 * PAGE)) == (PAGE, None)
     ring.commit(second)
@@ -218,13 +218,13 @@ def test_regions_are_contiguous(ring):
     assert ring.free_bytes == 0
 
 
-def test_an_empty_ring_takes_all_it_can_hold(ring):
+def test_empty_ring_holds_its_full_size(ring):
     for length in (100, 2 * PAGE, 3, 2 * PAGE):
         ring.release(ring.reserve(length))
     assert ring.reserve(2 * PAGE + 1) is None
 
 
-def test_full_ring_takes_nothing_more(ring):
+def test_full_ring_refuses_more(ring):
     regions = [ring.reserve(PAGE), ring.reserve(PAGE)]
     for region, value in zip(regions, b'ab'):
         region.buffer[:] = bytes([value]) * PAGE
@@ -235,7 +235,7 @@ def test_full_ring_takes_nothing_more(ring):
     assert all(reader.is_valid(each.start) for each in regions)
 
 
-def test_space_is_given_back_in_order(ring):
+def test_ring_space_is_freed_in_order(ring):
     first, second = ring.reserve(PAGE), ring.reserve(PAGE)
     ring.release(second)
     assert (ring.free_bytes, ring.num_held) == (0, 2)
@@ -243,7 +243,7 @@ def test_space_is_given_back_in_order(ring):
     assert (ring.free_bytes, ring.num_held) == (2 * PAGE, 0)
 
 
-def test_readers_get_only_what_was_committed(ring):
+def test_ring_readers_get_only_committed_bytes(ring):
     region = ring.reserve(100)
     reader = RingReader(ring.path)
     with pytest.raises(CorruptPayload):
@@ -255,7 +255,7 @@ def test_readers_get_only_what_was_committed(ring):
             reader.view(start, length)
 
 
-def test_views_outlive_the_file(ring):
+def test_ring_views_outlive_the_file(ring):
     region = ring.reserve(10)
     region.buffer[:] = b'0123456789'
     ring.commit(region)
@@ -266,7 +266,7 @@ def test_views_outlive_the_file(ring):
         RingReader(ring.path)
 
 
-def test_what_is_no_ring_is_refused(tmp_path, ring):
+def test_ring_file_that_is_damaged_is_refused(tmp_path, ring):
     (tmp_path / 'b').write_bytes(b'x' * PAGE)
     with pytest.raises(CorruptPayload, match='begins with'):
         RingReader(str(tmp_path / 'b'))
@@ -277,13 +277,13 @@ def test_what_is_no_ring_is_refused(tmp_path, ring):
         RingWriter(str(tmp_path / 'c'), 0)
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path):
+def test_ring_on_a_full_disk_is_refused_and_leaves_no_file(tmp_path):
     with pytest.raises(NotEnoughSpace, match='host_cache_bytes'):
         RingWriter(str(tmp_path / 'a.ring'), 1 << 50)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_ring_is_claimed_as_long_as_its_process_lives(tmp_path):
+def test_ring_is_claimed_while_its_process_lives(tmp_path):
     path, (reading, writing), (staying, leaving) = str(tmp_path / 'a.ring'), os.pipe(), os.pipe()
 
     def work():

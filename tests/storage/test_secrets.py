@@ -83,18 +83,18 @@ def failing(call):
         'redis://:x#hunter2@hunter2@host',
     ],
 )
-def test_urls_that_do_not_work(url, tmp_path, monkeypatch):
+def test_password_is_in_no_error_of_a_bad_url(url, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     failing(lambda: open_store(url, connect_timeout_s=0))
     check(address_of(url))
 
 
-def test_an_unquoted_password_is_recognised():
+def test_unquoted_password_is_recognised():
     with pytest.raises(errors.ConfigError, match='percent-encode'):
         open_store('redis://:hunter2/x@127.0.0.1:1', connect_timeout_s=0)
 
 
-def test_refusals(server):
+def test_password_is_in_no_refusal(server):
     wrong = f'unix://:{QUOTED}hunter2@{server.socket}'
     assert 'denies access' in failing(lambda: open_store(wrong, connect_timeout_s=0))
     failing(lambda: open_store(f'unix://nobody:{QUOTED}@{server.socket}', connect_timeout_s=0))
@@ -112,7 +112,7 @@ def test_refusals(server):
             assert 'denies access' in failing(call)
 
 
-def test_a_server_that_goes_away(server):
+def test_password_is_in_no_error_of_a_lost_server(server):
     url = f'unix://:{QUOTED}@{server.socket}'
     with RedisStore(url, 'run', reconnect_timeout_s=0.1, max_pending_bytes=500) as store:
         store.append('s', {}, chunk(1))
@@ -124,7 +124,7 @@ def test_a_server_that_goes_away(server):
     failing(lambda: store.read('s'))
 
 
-def test_whatever_shows_a_store(server):
+def test_password_is_in_no_repr_or_status(server):
     url = f'unix://:{QUOTED}@{server.socket}'
     with open_store(url, 'run') as store, RedisStore(url, 'run') as plain:
         for shown in (
@@ -167,7 +167,7 @@ def test_configs_are_saved_so_passwords_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize('words', [['status'], ['forget', '--stream', 's', '--reader', 'r'], ['doctor'], ['run', '-h']])
-def test_commands(server, words):
+def test_password_is_in_no_output_of_commands(server, words):
     environment = {**os.environ, 'DING_STORE_URL': f'unix://:{QUOTED}@{server.socket}', 'DING_STORE_RUN': 'run'}
     store = [] if words[0] != 'doctor' else ['--store', environment['DING_STORE_URL']]
     done = subprocess.run(

@@ -120,7 +120,7 @@ def replied(client):
 
 
 @pytest.mark.parametrize('code', PASSING)
-def test_reply_that_passes_is_waited_out_by_every_call(forgetful_server, code):
+def test_temporary_reply_is_waited_out_by_every_call(forgetful_server, code):
     """In a run that goes on, and as one process: no call raises, none is done twice."""
     with contextlib.ExitStack() as stores, ThreadPoolExecutor(len(CALLS)) as pool:
         opened = {
@@ -144,7 +144,7 @@ def test_reply_that_passes_is_waited_out_by_every_call(forgetful_server, code):
 
 
 @pytest.mark.parametrize('code', PASSING)
-def test_append_given_up_on_a_reply_that_passes_arrives_once(forgetful_server, code):
+def test_append_abandoned_at_a_temporary_reply_arrives_once(forgetful_server, code):
     with RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.1) as store:
         store.append(STREAM, {}, chunk(0))
         with PASSING[code](forgetful_server):
@@ -164,7 +164,7 @@ def blocked_in(client):
 
 @pytest.mark.parametrize('how', ['REPLICAOF', 'CLIENT UNBLOCK'])
 @pytest.mark.parametrize('call', ['read', 'get', 'append'])
-def test_call_that_was_unblocked_waits_on(forgetful_server, call, how):
+def test_call_that_was_unblocked_waits_again(forgetful_server, call, how):
     options = dict(max_pending_bytes=1000)
     calls = {
         'read': lambda store: [number_of(entry) for entry in store.read(STREAM, timeout_s=WAIT_S)],
@@ -191,7 +191,7 @@ def test_call_that_was_unblocked_waits_on(forgetful_server, call, how):
             assert waiting.result(WAIT_S) == {'read': [5], 'get': 1, 'append': 2}[call]
 
 
-def test_reader_goes_on_through_every_reply_that_passes(forgetful_server):
+def test_reader_continues_after_every_temporary_reply(forgetful_server):
     """One writer, one learner, on the host plane as users have it: all entries once, in order."""
     total, seen = 40, []
     with open_store(forgetful_server.url, 'run') as writer, open_store(forgetful_server.url, 'run') as learner:
@@ -354,7 +354,7 @@ def proxy(forgetful_server):
 
 
 @pytest.mark.parametrize('code', OTHERS)
-def test_injected_reply_that_passes_is_waited_out(proxy, code):
+def test_injected_temporary_reply_is_waited_out(proxy, code):
     with RedisStore(proxy.url(), 'run') as store, ThreadPoolExecutor() as pool:
         store.append(STREAM, {}, chunk(0))
         proxy.reply = OTHERS[code].encode()
@@ -366,7 +366,7 @@ def test_injected_reply_that_passes_is_waited_out(proxy, code):
 
 
 @pytest.mark.parametrize('code', DEFINITE)
-def test_injected_reply_that_is_definite_raises_its_fix(proxy, code):
+def test_injected_definite_reply_raises_its_fix(proxy, code):
     fix = REPLIES[code].fix if code else 'documentation of Redis'
     with RedisStore(proxy.url(), 'run') as store:
         store.append(STREAM, {}, chunk(0))
@@ -382,7 +382,7 @@ def test_injected_reply_that_is_definite_raises_its_fix(proxy, code):
         assert [number_of(entry) for entry in store.read(STREAM)] == [0, *[1] * is_kept, 2]
 
 
-def test_refusal_behind_a_lost_connection_keeps_the_entry(forgetful_server, proxy):
+def test_refusal_after_a_lost_connection_keeps_the_entry(forgetful_server, proxy):
     """What was sent over that may come to the server late, when it has memory again."""
     with RedisStore(proxy.url(), 'run') as store, forgetful_server.client() as client:
         store.append(STREAM, {}, chunk(0))
@@ -407,13 +407,13 @@ def test_refusal_behind_a_lost_connection_keeps_the_entry(forgetful_server, prox
         'Command # 1 (EVALSHA a\nb) of pipeline caused error: Error running script (call to f_0c): @user_script:1: {}',
     ],
 )
-def test_code_of_a_reply_is_found_whatever_is_around_it(around):
+def test_code_of_a_reply_is_found_in_any_text(around):
     text = 'NOREPLICAS Not enough good replicas to write.'
     error = redis.ResponseError(around.format(text))
     assert (code_of(error), text_of(error)) == ('NOREPLICAS', text)
 
 
-def test_every_reply_of_the_table_is_tried():
+def test_replies_of_the_table_are_all_tried():
     assert {*OTHERS, *DEFINITE, *PASSING, 'NOREDIS'} == {*REPLIES, ''}
 
 
@@ -436,7 +436,7 @@ NAMES = {
 }
 
 
-def test_table_in_the_docs_is_that_of_the_code():
+def test_table_in_the_docs_equals_that_of_the_code():
     rows = {line.split('|')[1].strip(): line for line in PAGE.read_text().splitlines() if line.startswith('| ')}
     for code, reply in REPLIES.items():
         row = rows[NAMES.get(code, f'`{code}`')]

@@ -222,7 +222,7 @@ class Stale(Planes):
         self.memory = CarelessMemory()
 
 
-def test_the_model_notices_stale_references(run_planes):
+def test_planes_model_finds_stale_references(run_planes):
     with pytest.raises(AssertionError):
         run_planes(Stale, max_examples=500, database=None, phases=[Phase.generate])
 
@@ -249,7 +249,7 @@ def files(store):
     return [name for name in os.listdir(os.path.dirname(store._cache.path_of('x'))) if name.endswith('.ring')]
 
 
-def test_the_plane_follows_the_readers(opened):
+def test_transport_follows_the_hosts_of_the_readers(opened):
     writer, near, far = opened(), opened(), opened('b')
     writer.append('s', {}, chunk(0))
     assert plane_of(near.read('s')) == 'wire'  # Nobody is known yet.
@@ -272,7 +272,7 @@ def test_the_plane_follows_the_readers(opened):
         assert (plane_of([entry]), number_of(entry), entry.validate()) == (transport, number, True)
 
 
-def test_a_reader_from_elsewhere_gets_what_was_there(opened):
+def test_reader_on_another_host_gets_earlier_entries(opened):
     writer, near, far = opened(), opened(), opened('b')
     Reader(near, 's', 'near')
     for number in range(20):
@@ -289,7 +289,7 @@ def test_a_reader_from_elsewhere_gets_what_was_there(opened):
 
 
 @pytest.mark.parametrize('what', ['entries', 'values'])
-def test_a_thread_that_finds_no_memory_fills_later(opened, monkeypatch, what):
+def test_backfill_without_memory_is_sent_later(opened, monkeypatch, what):
     writer, near, far = opened(), opened(), opened('b')
     kind, name = (Outbox, 'backfill') if what == 'entries' else (ValueSlots, 'backfill')
     fill, errors = getattr(kind, name), [MemoryError()]
@@ -340,7 +340,7 @@ def test_append_that_waits_for_room_backfills(opened):
     assert (seen, reader.num_lost) == (list(range(1, 20)), 0)
 
 
-def test_a_closed_writer_leaves_its_entries_and_no_files(opened):
+def test_closed_writer_leaves_its_entries_and_no_files(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(5):
@@ -365,7 +365,7 @@ def test_rings_grow_and_shrink(opened):
     assert len(files(writer)) == 1
 
 
-def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
+def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     """Also when the writer is faster: it waits for room before it takes more."""
     monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
@@ -407,7 +407,7 @@ def test_a_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     assert asked == []  # It was told what had made room.
 
 
-def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
+def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     writer, near = opened(), opened()
     monkeypatch.setattr(writer, '_start_keeper', lambda: None)
     reader = Reader(near, 's', 'near')
@@ -426,7 +426,7 @@ def test_only_news_of_its_own_epoch_lets_an_entry_go(opened, monkeypatch):
 
 @pytest.mark.parametrize('is_new', [False, True])
 @pytest.mark.parametrize('what', ['entry', 'entry like ours', 'string'])
-def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redis_server, monkeypatch, what, is_new):
+def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, monkeypatch, what, is_new):
     """It is news to nobody twice, and in nobody's way, under an id that the server's clock gave, too."""
     writer, near = opened(), opened()
     monkeypatch.setattr(writer, '_start_keeper', lambda: None)
@@ -472,7 +472,7 @@ def test_what_somebody_else_says_of_room_and_planes_is_not_believed(opened, redi
         assert is_put_right('planes')
 
 
-def test_of_an_unknown_stream_somebody_elses_news_is_removed(opened, redis_server):
+def test_foreign_news_of_an_unknown_stream_is_removed(opened, redis_server):
     writer = opened()
     with redis_server.client() as client:
         key = writer.store._keys.of('s', 'planes')
@@ -482,7 +482,7 @@ def test_of_an_unknown_stream_somebody_elses_news_is_removed(opened, redis_serve
 
 
 @pytest.mark.parametrize('what', ['append', '_enter'])
-def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
+def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
@@ -507,7 +507,7 @@ def test_an_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
 
 
 @pytest.mark.parametrize('where', ['commit', 'reference', 'keeper'])
-def test_an_append_that_is_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, where):
+def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, where):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(2):
@@ -533,7 +533,7 @@ def test_an_append_that_is_interrupted_leaves_no_hole_in_the_ring(opened, monkey
     assert ring.num_held == 0
 
 
-def test_acks_are_heard_of_while_a_ring_is_made(opened, monkeypatch):
+def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
     """Another process may hold the lock of the cache for long; reports and reads of this one must not wait with it."""
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
@@ -562,7 +562,7 @@ def test_acks_are_heard_of_while_a_ring_is_made(opened, monkeypatch):
     assert plane_of(reader.read()) == 'host'
 
 
-def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypatch):
+def test_append_succeeds_though_a_backfill_has_no_memory(opened, monkeypatch):
     writer, near, far = opened(), opened(), opened('b')
     monkeypatch.setattr(writer, '_start_keeper', lambda: None)  # which would fill
     Reader(near, 's', 'near')
@@ -580,7 +580,7 @@ def test_an_append_does_not_fail_for_what_else_found_no_memory(opened, monkeypat
     assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0, 1, 2, 3]
 
 
-def test_without_room_it_goes_over_the_wire(opened, caplog):
+def test_payload_without_ring_space_is_sent_over_the_wire(opened, caplog):
     writer, near = opened(host_cache_bytes=20 * PAGE), opened()
     reader = Reader(near, 's', 'near')
     for number in range(40):
@@ -591,7 +591,7 @@ def test_without_room_it_goes_over_the_wire(opened, caplog):
     assert len([record for record in caplog.records if 'go through Redis' in record.message]) == 1
 
 
-def test_without_a_directory_it_goes_over_the_wire(opened, tmp_path, caplog):
+def test_payload_without_a_directory_is_sent_over_the_wire(opened, tmp_path, caplog):
     (tmp_path / 'file').write_text('')
     writer = opened('file')
     assert writer.host == ''
@@ -603,7 +603,7 @@ def test_without_a_directory_it_goes_over_the_wire(opened, tmp_path, caplog):
     assert ([number_of(entry) for entry in entries], plane_of(entries)) == ([0, 1], 'wire')
 
 
-def test_the_directory_is_deleted_under_us(opened, tmp_path, caplog):
+def test_cache_directory_deleted_is_replaced_by_the_wire(opened, tmp_path, caplog):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(3):
@@ -619,7 +619,7 @@ def test_the_directory_is_deleted_under_us(opened, tmp_path, caplog):
     assert 'was deleted' in caplog.text
 
 
-def test_the_server_is_away_while_the_directory_is_deleted_under_us(opened, tmp_path, monkeypatch):
+def test_cache_directory_deleted_without_a_server_loses_nothing(opened, tmp_path, monkeypatch):
     """It hears of it later, and what comes from then on goes over the wire by itself."""
     writer, near = opened(), opened()
     reader, other = Reader(near, 's', 'near'), Reader(near, 'other', 'near')
@@ -661,7 +661,7 @@ def test_drop_oldest_invalidates_views(opened):
     assert reader.num_lost == 60 - 3 - len(after) > 0
 
 
-def test_what_is_dropped_before_it_is_copied_is_lost(opened):
+def test_entries_dropped_before_their_copy_are_lost(opened):
     writer, near = opened(max_pending_bytes=60_000, overflow='drop_oldest'), opened()
     reader, read = Reader(near, 's', 'near', copied=True), near.read
 
@@ -686,7 +686,7 @@ def test_what_is_dropped_before_it_is_copied_is_lost(opened):
     assert reader.num_lost == 59 - len(held)
 
 
-def test_damage_on_the_host_plane_is_named(opened):
+def test_damaged_host_plane_payload_is_refused_by_name(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(2):
@@ -699,7 +699,7 @@ def test_damage_on_the_host_plane_is_named(opened):
 
 
 @pytest.mark.parametrize('checked', [False, True])
-def test_overwritten_arrays_are_found_where_there_is_a_checksum(opened, tmp_path, checked):
+def test_overwritten_arrays_are_found_with_a_checksum(opened, tmp_path, checked):
     writer, near = opened(host_checksum=checked), opened()
     reader = Reader(near, 's', 'near')
     for _ in range(2):
@@ -716,7 +716,7 @@ def test_overwritten_arrays_are_found_where_there_is_a_checksum(opened, tmp_path
         assert (reader.read()[0].arrays['x'] == 255).any()
 
 
-def test_options(opened):
+def test_host_plane_options_that_are_wrong_are_refused(opened):
     for options in ({'host_plane': 'on'}, {'host_cache_bytes': 0}, {'host_cache_byte': 1}, {'host_checksum': 1}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             opened(**options)
@@ -730,7 +730,7 @@ def _use_in_child(store, queue):
     store.close()
 
 
-def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
+def test_forked_and_pickled_stores_have_their_own_rings(opened):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     for number in range(2):
@@ -750,7 +750,7 @@ def test_forked_and_pickled_stores_have_rings_of_their_own(opened):
         reader.ack()
 
 
-def test_threads_of_a_forked_child_wait_until_it_has_files_of_its_own(opened, monkeypatch):
+def test_threads_of_a_forked_child_wait_for_its_own_files(opened, monkeypatch):
     writer, near = opened(), opened()
     reader, really_opened = Reader(near, 's', 'near'), host_cache._opened
     for number in range(2):
@@ -787,7 +787,7 @@ def test_threads_of_a_forked_child_wait_until_it_has_files_of_its_own(opened, mo
     assert [n for n in numbers if 10 <= n < 20] == [10, 11, 12]
 
 
-def test_readers_join_and_leave_in_mid_stream(opened):
+def test_readers_join_and_leave_during_appends(opened):
     """A writer that never stops, a learner on its host, and a reader from elsewhere that comes and goes."""
     least, last, learned, far_errors, joins = 6000, [], [], [], []
     writer, near, far = opened(), opened(), opened('b')
@@ -827,7 +827,7 @@ def test_readers_join_and_leave_in_mid_stream(opened):
 
 
 @pytest.mark.parametrize('is_far', [False, True])
-def test_writers_killed_at_random_lose_and_tear_nothing(opened, monkeypatch, is_far):
+def test_writers_killed_at_random_tear_nothing(opened, monkeypatch, is_far):
     """On their host all that was appended is read, and then the files go; also what is written past the caches."""
     load_for(1 << 30)
     monkeypatch.setattr(rings, 'is_far', lambda num_bytes, area_bytes: is_far)
@@ -868,7 +868,7 @@ def check_sequences(entries, sequences):
         sequences[entry.writer] = entry.sequence
 
 
-def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
+def test_entries_of_a_dead_writer_are_lost_on_other_hosts(opened, caplog):
     near = opened()
     Reader(near, 's', 'near')
     reading, writing = os.pipe()
@@ -896,7 +896,7 @@ def test_what_only_a_dead_writer_had_is_lost_far_away(opened, caplog):
     assert len(near.read('s')) == 5
 
 
-def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monkeypatch):
+def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
     """Its entries from before are lost; that it appended others since then says that it lives."""
     now, patience_s = [0.0], transports.PATIENCE_S
     monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
@@ -919,7 +919,7 @@ def test_a_writer_that_was_given_up_is_waited_for_when_it_goes_on(tmp_path, monk
     writer.close()
 
 
-def test_a_writer_is_given_as_long_as_it_tries_to_reach_its_server(opened):
+def test_patience_with_a_writer_exceeds_its_reconnect_timeout(opened):
     for reconnect_timeout_s, patience_s in ((60.0, transports.PATIENCE_S), (600.0, 900.0)):
         store = opened(reconnect_timeout_s=reconnect_timeout_s)
         assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
@@ -940,7 +940,7 @@ def silent(tmp_path, monkeypatch):
     writer.close()
 
 
-def test_nothing_is_read_behind_what_a_server_forgot(silent, monkeypatch):
+def test_read_stops_before_entries_behind_a_memory_loss(silent, monkeypatch):
     """It comes again, before what was behind it; who passed it over would take it for a repetition."""
     far = silent.far
     far.append('s', {}, chunk(2))
@@ -955,7 +955,7 @@ def test_nothing_is_read_behind_what_a_server_forgot(silent, monkeypatch):
     assert far.read('s', silent.first.id) == []
 
 
-def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(silent, monkeypatch):
+def test_time_without_a_server_does_not_count_against_writers(silent, monkeypatch):
     silent.now[0] += transports.PATIENCE_S - 1
     monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
     silent.now[0] += 2
@@ -964,7 +964,7 @@ def test_no_writer_is_given_up_for_the_time_that_the_server_was_away(silent, mon
     assert [entry.is_lost for entry in silent.far.read('s', silent.first.id)] == [True]
 
 
-def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(silent, monkeypatch):
+def test_writer_is_given_up_despite_lost_connections(silent, monkeypatch):
     """As those do that a server closes because nobody has used them for a while."""
     for num_sessions in range(3 * transports.MAX_PATIENCES):
         monkeypatch.setattr(MemoryStore, 'num_sessions', num_sessions)
@@ -976,7 +976,7 @@ def test_connections_that_are_lost_again_and_again_keep_no_dead_writer_alive(sil
     assert silent.now[0] == transports.MAX_PATIENCES * transports.PATIENCE_S
 
 
-def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
+def test_unread_ring_of_a_dead_writer_stays_until_read(opened):
     near = opened()
     reader = Reader(near, 's', 'near')
     reading, writing = os.pipe()
@@ -996,7 +996,7 @@ def test_an_unread_file_of_the_dead_stays_until_it_is_read(opened):
     eventually(lambda: near.tidy() == 1 or files(near) == [], 'the file goes')
 
 
-def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
+def test_memory_loss_with_shared_memory_loses_nothing(forgetful_server, tmp_path):
     seen, total = [], 300
     with open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path)) as writer:
         with open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path)) as near:
@@ -1018,7 +1018,7 @@ def test_a_server_that_forgets_costs_nothing(forgetful_server, tmp_path):
 
 
 @pytest.mark.parametrize('is_near', [False, True])
-def test_an_append_that_finds_no_server_keeps_its_entry(forgetful_server, tmp_path, is_near):
+def test_append_without_a_server_keeps_its_entry(forgetful_server, tmp_path, is_near):
     """Also where it was time to look after those before: who hears StoreUnavailable does not append again."""
     options = {'host_cache_dir': str(tmp_path), 'reconnect_timeout_s': 0.2}
     with open_store(forgetful_server.url, 'keeps', **options) as writer:
@@ -1036,7 +1036,7 @@ def test_an_append_that_finds_no_server_keeps_its_entry(forgetful_server, tmp_pa
         assert numbers == [*range(1 + is_near), 8, 9]
 
 
-def test_retired_runs_leave_nothing(opened, tmp_path):
+def test_retired_run_leaves_no_file(opened, tmp_path):
     writer = opened()
     Reader(writer, 's', 'near')
     for number in range(3):

@@ -119,7 +119,7 @@ class Rotation(RuleBasedStateMachine):
             self.writer.close()
 
 
-def test_any_order_of_writes_and_leases(tmp_path):
+def test_slots_in_any_order_of_writes_and_leases_are_right(tmp_path):
     Rotation.path = str(tmp_path / 'v')
     Rotation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
     Rotation.TestCase().runTest()
@@ -140,7 +140,7 @@ class Unlocked(SlotWriter):
 
 
 @pytest.mark.parametrize('kind', [SlotWriter, Unstamped])
-def test_a_writer_killed_in_mid_copy(tmp_path, kind):
+def test_slot_writer_killed_during_a_copy_tears_nothing(tmp_path, kind):
     path = str(tmp_path / 'v')
 
     def work():
@@ -199,7 +199,7 @@ def test_leases_under_load_are_whole(tmp_path):
         assert time.monotonic() < deadline
 
 
-def test_the_load_test_notices_leases_that_are_not_looked_at(tmp_path):
+def test_lease_load_test_finds_ignored_leases(tmp_path):
     deadline = time.monotonic() + WAIT_S
     while leases_under_load(str(tmp_path / 'v'), Unlocked, 0.1)[1] == 0:
         assert time.monotonic() < deadline
@@ -226,7 +226,7 @@ def test_leases_die_with_their_process(tmp_path):
     assert number_in(SlotReader(writer.path).lease(newest.number, newest.stamp)) == 4
 
 
-def test_a_lease_may_end_when_modules_are_empty(tmp_path, monkeypatch):
+def test_lease_ends_at_interpreter_exit(tmp_path, monkeypatch):
     """At the interpreter's end: weights that a model has in place go after all modules."""
     held = mapped_files.OwnerLock(os.open(tmp_path, os.O_RDONLY))
     descriptor = held.descriptor
@@ -237,7 +237,7 @@ def test_a_lease_may_end_when_modules_are_empty(tmp_path, monkeypatch):
         os.fstat(descriptor)
 
 
-def test_a_forked_child_keeps_no_lease_up(tmp_path):
+def test_lease_is_not_held_by_a_forked_child(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=2)
     first = put(writer, 1, PAGE)
     lease = SlotReader(writer.path).lease(first.number, first.stamp)
@@ -256,7 +256,7 @@ def test_a_forked_child_keeps_no_lease_up(tmp_path):
         assert put(writer, 3, PAGE) is not None
 
 
-def test_a_lease_ends_in_a_child_that_was_forked_while_another_thread_leased(tmp_path):
+def test_lease_ends_in_a_child_forked_during_another_lease(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE)
     slot = put(writer, 1, PAGE)
     reader = SlotReader(writer.path)
@@ -285,7 +285,7 @@ def test_a_lease_ends_in_a_child_that_was_forked_while_another_thread_leased(tmp
     os.close(reading)
 
 
-def test_any_view_keeps_the_lease_up(tmp_path):
+def test_lease_is_held_by_any_view(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=2)
     slot = put(writer, 1, PAGE)
     first = SlotReader(writer.path).lease(slot.number, slot.stamp)
@@ -353,7 +353,7 @@ def test_slots_are_added_up_to_the_limit(tmp_path):
     assert [number_in(lease) for lease in leases] == [1, 2, 3, 4, 5]
 
 
-def test_there_may_be_no_room_for_more_slots(tmp_path):
+def test_slot_beyond_the_capacity_is_refused(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), PAGE, has_capacity=lambda num_bytes: num_bytes < PAGE)
     reader, leases = SlotReader(writer.path), []
     for version in (1, 2):
@@ -375,7 +375,7 @@ def test_versions_outlive_the_file(tmp_path):
         SlotReader(writer.path)
 
 
-def test_bad_files_and_settings(tmp_path):
+def test_slot_files_and_settings_that_are_wrong_are_refused(tmp_path):
     (tmp_path / 'b').write_bytes(b'x' * PAGE)
     (tmp_path / 'c').write_bytes(b'x')
     for name in 'bc':
@@ -397,7 +397,7 @@ def test_bad_files_and_settings(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ['b', 'c', 'd']
 
 
-def test_readers_in_threads(tmp_path):
+def test_slots_read_in_threads_are_never_torn(tmp_path):
     writer = SlotWriter(str(tmp_path / 'v'), BIG, max_slots=5)
     reader, torn, done, announced = SlotReader(writer.path), [], threading.Event(), [put(writer, 1)]
 
@@ -432,7 +432,7 @@ class Interrupted(dict):
         return found
 
 
-def test_leases_that_the_garbage_collector_ends_in_the_midst_of_another(tmp_path):
+def test_lease_ended_by_gc_during_another_is_released(tmp_path):
     with contextlib.closing(SlotWriter(str(tmp_path / 'v'), PAGE, max_slots=4)) as writer:
         reader, slots = SlotReader(writer.path), []
         reader._slots = Interrupted()

@@ -260,7 +260,7 @@ def run(tmp_path, monkeypatch, num_runs, place, num_appends=60):
     return stops, joins
 
 
-def test_readers_come_and_go_at_every_step_of_a_writer(tmp_path, monkeypatch):
+def test_readers_join_and_leave_at_every_step_in_memory(tmp_path, monkeypatch):
     stops, joins = run(tmp_path, monkeypatch, 90, lambda seed: InMemory(Memory()))
     assert set(stops) == set(STEPS)
     assert min(stops.values()) > 300, stops
@@ -272,7 +272,7 @@ def on_server(redis_server):
     return lambda seed: OnServer(redis_server.url, f'steps-{os.getpid()}-{seed}')
 
 
-def test_readers_come_and_go_at_every_step_of_a_writer_to_a_server(tmp_path, monkeypatch, on_server):
+def test_readers_join_and_leave_at_every_step_on_a_server(tmp_path, monkeypatch, on_server):
     num_runs = 15 if IS_LONG else 5
     stops, joins = run(tmp_path, monkeypatch, num_runs, on_server)
     assert set(stops) == set(STEPS)
@@ -280,12 +280,12 @@ def test_readers_come_and_go_at_every_step_of_a_writer_to_a_server(tmp_path, mon
     assert joins > 60 * num_runs
 
 
-def test_the_interleavings_notice_stale_references(tmp_path, monkeypatch):
+def test_interleavings_find_stale_references(tmp_path, monkeypatch):
     with pytest.raises(AssertionError):
         run(tmp_path, monkeypatch, 60, lambda seed: InMemory(CarelessMemory()))
 
 
-def test_the_interleavings_notice_a_server_that_takes_stale_references(tmp_path, monkeypatch, on_server, redis_server):
+def test_interleavings_find_a_server_accepting_stale_ones(tmp_path, monkeypatch, on_server, redis_server):
     append = RedisAppends._append
 
     def careless(appends, said, *place):

@@ -19,7 +19,7 @@ CHILDREN = 1_000_000
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_forks_while_threads_append_read_and_put(redis_server, tmp_path, transport):
+def test_forks_during_appends_reads_and_puts_lose_nothing(redis_server, tmp_path, transport):
     run = f'forks-{transport}'
     options = dict(host_plane=transport, host_cache_dir=str(tmp_path))
     with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as near:

@@ -82,7 +82,7 @@ def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, t
         assert files(there) == []
 
 
-def test_reader_alone_on_its_host_makes_no_files(hosts):
+def test_reader_alone_on_its_host_creates_no_files(hosts):
     here, there = hosts
     with here.open() as writer, here.open() as near, there.open() as far:
         readers = [Reader(near, STREAM, 'near'), Reader(far, STREAM, 'far')]
@@ -110,7 +110,7 @@ def test_reader_alone_on_its_host_makes_no_files(hosts):
         assert not is_mapped(readers[1].read(1, WAIT_S)[0].arrays['x'], '.payload')
 
 
-def test_a_stream_that_is_deleted_leaves_no_files(hosts):
+def test_stream_that_is_deleted_leaves_no_files(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store:
         readers = [Reader(store, STREAM, f'{number}') for number in range(2)]
@@ -122,7 +122,7 @@ def test_a_stream_that_is_deleted_leaves_no_files(hosts):
         assert number_of(entry) == 0
 
 
-def test_readers_in_one_process_share(hosts):
+def test_readers_in_one_process_share_a_download(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store, ThreadPoolExecutor(3) as pool:
         readers = [Reader(store, STREAM, f'{number}') for number in range(3)]
@@ -137,7 +137,7 @@ def test_readers_in_one_process_share(hosts):
             assert len(files(there)) == left
 
 
-def test_bytes_stay_while_a_process_maps_them(hosts):
+def test_download_stays_while_a_process_maps_it(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         readers = [Reader(first, STREAM, 'first'), Reader(second, STREAM, 'second')]
@@ -151,7 +151,7 @@ def test_bytes_stay_while_a_process_maps_them(hosts):
         assert [number_of(entry) for entry in held] == [number for number in range(5) for _ in readers]
 
 
-def test_readers_killed_in_mid_download(hosts):
+def test_readers_killed_during_a_download_leave_it_to_others(hosts):
     """At another byte each time: the others go on at once, nobody sees a half, and nothing is left of the dead."""
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as survivor:
@@ -174,7 +174,7 @@ def test_readers_killed_in_mid_download(hosts):
         assert files(there) + files(there, '.new') == []
 
 
-def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatient):
+def test_reader_stopped_during_a_download_delays_others_briefly(hosts, impatient):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store, ThreadPoolExecutor() as pool:
         reader = Reader(store, STREAM, 'other')
@@ -193,7 +193,7 @@ def test_a_reader_stopped_in_mid_download_is_not_waited_for_long(hosts, impatien
             assert pipe.readline().split() == ['0', 'True']
 
 
-def test_a_slow_download_is_waited_for(hosts, monkeypatch):
+def test_slow_download_is_awaited(hosts, monkeypatch):
     """For longer than one that does not move, which is up to twice the patience."""
     monkeypatch.setattr(FetchLock, 'patience_s', 2.5)
     here, there = hosts
@@ -217,7 +217,7 @@ def num_descriptors(host):
     return found
 
 
-def test_payloads_that_are_held_take_no_descriptors(hosts):
+def test_held_payloads_use_no_descriptors(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         readers = [Reader(store, STREAM, name) for store, name in ((first, 'first'), (second, 'second'))]
@@ -231,7 +231,7 @@ def test_payloads_that_are_held_take_no_descriptors(hosts):
         assert num_descriptors(there) == before
 
 
-def test_readers_killed_at_any_moment_see_each_entry_whole_and_in_order(hosts):
+def test_readers_killed_anywhere_see_entries_whole_in_order(hosts):
     """Four that are killed and come again with what they had acked; in the end nothing is left."""
     here, there = hosts
     count, chance = 25, random.Random(0)
@@ -267,7 +267,7 @@ def test_readers_killed_at_any_moment_see_each_entry_whole_and_in_order(hosts):
         assert files(there) + files(there, '.new') == []
 
 
-def test_a_damaged_payload_is_never_shared(hosts, redis_server):
+def test_damaged_payload_is_never_shared(hosts, redis_server):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         readers = [Reader(first, STREAM, 'first'), Reader(second, STREAM, 'second', on_corrupt='skip')]
@@ -285,7 +285,7 @@ def test_a_damaged_payload_is_never_shared(hosts, redis_server):
         assert files(there, '.new') == []
 
 
-def test_parts_that_are_missing(hosts, redis_server):
+def test_download_with_missing_parts_is_refused(hosts, redis_server):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
         readers = [Reader(store, STREAM, name) for store, name in ((first, 'first'), (second, 'second'))]
@@ -301,7 +301,7 @@ def test_parts_that_are_missing(hosts, redis_server):
 
 
 @pytest.mark.parametrize('what', ['entry', 'value'])
-def test_a_server_that_is_lost_in_mid_download_is_no_want_of_files(forgetful_server, tmp_path, caplog, what):
+def test_server_lost_during_a_download_is_not_a_file_error(forgetful_server, tmp_path, caplog, what):
     options = {'reconnect_timeout_s': 0.1}
     with two_hosts(forgetful_server, tmp_path) as (here, there), ThreadPoolExecutor() as pool:
         with here.open(host_plane='off', **options) as writer, there.open(**options) as store:
@@ -335,7 +335,7 @@ def a_lock_that_hangs(store):
 
 
 @pytest.mark.parametrize('trouble', [no_room, no_directory, a_lock_that_hangs])
-def test_where_nothing_can_be_shared_each_fetches_for_itself(hosts, trouble):
+def test_readers_without_shared_files_fetch_each_alone(hosts, trouble):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store:
         readers = [Reader(store, STREAM, name) for name in ('first', 'second')]
@@ -355,7 +355,7 @@ def test_where_nothing_can_be_shared_each_fetches_for_itself(hosts, trouble):
             assert all(is_mapped(reader.read()[0].arrays['x'], '.payload') for reader in readers)
 
 
-def test_slow_reader_takes_no_more_room_than_the_stream(hosts):
+def test_slow_reader_uses_no_more_space_than_the_stream(hosts):
     here, there = hosts
     limit = int(3.5 * LARGE_BYTES)
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack:
@@ -380,7 +380,7 @@ def test_slow_reader_takes_no_more_room_than_the_stream(hosts):
         assert files(there) == []
 
 
-def test_what_is_known_of_payloads_has_an_end_where_a_reader_never_acks(hosts, monkeypatch):
+def test_downloads_known_are_bounded_if_a_reader_never_acks(hosts, monkeypatch):
     here, there = hosts
     monkeypatch.setattr(stream_downloads, '_MAX_USED', 4)
     with here.open(host_plane='off') as writer, there.open() as first, there.open() as second:
@@ -399,7 +399,7 @@ def test_what_is_known_of_payloads_has_an_end_where_a_reader_never_acks(hosts, m
 
 
 @pytest.mark.parametrize(('former', 'present'), [('a', 'b'), ('b', 'a')])
-def test_what_is_left_of_another_epoch_makes_room(tmp_path, former, present):
+def test_downloads_of_another_epoch_are_removed(tmp_path, former, present):
     """Of processes that were killed: marks of several epochs are in no order."""
     cache = open_cache_dir('run', str(tmp_path))
 
@@ -421,7 +421,7 @@ def test_what_is_left_of_another_epoch_makes_room(tmp_path, former, present):
     cache.close()
 
 
-def test_rings_and_values_come_before_what_can_be_fetched_again(hosts):
+def test_downloads_make_room_for_rings_and_values(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack:
         stores = [stack.enter_context(there.open(host_cache_bytes=16 << 20)) for _ in range(2)]
@@ -434,7 +434,7 @@ def test_rings_and_values_come_before_what_can_be_fetched_again(hosts):
         assert len(files(there)) == 2
 
 
-def test_no_process_waits_for_dead_ones(hosts):
+def test_downloads_of_dead_readers_are_removed(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store:
         reader = Reader(store, STREAM, 'living')
@@ -450,7 +450,7 @@ def test_no_process_waits_for_dead_ones(hosts):
             assert files(there) == []
 
 
-def test_what_only_the_dead_read_is_garbage(hosts):
+def test_downloads_read_only_by_dead_processes_are_garbage(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as store:
         with child(follow(there, 'one', 9, False)) as (_, one), child(follow(there, 'other', 9, False)) as (_, other):
@@ -465,7 +465,7 @@ def test_what_only_the_dead_read_is_garbage(hosts):
         assert files(there) == []
 
 
-def test_a_server_that_restarts_in_between(own_server, tmp_path):
+def test_server_restart_removes_downloads_of_the_old_epoch(own_server, tmp_path):
     """It begins another epoch; files of the old one go."""
     with two_hosts(own_server, tmp_path) as (here, there), here.open(host_plane='off') as writer:
         with there.open() as first, there.open() as second:
@@ -488,7 +488,7 @@ def test_a_server_that_restarts_in_between(own_server, tmp_path):
             assert files(there) == []
 
 
-def test_what_was_filled_is_fetched_once_too(hosts):
+def test_backfilled_entries_are_fetched_once_per_host(hosts):
     """Entries that were on the host plane until readers elsewhere came."""
     here, there = hosts
     with here.open() as writer, contextlib.ExitStack() as stack:
@@ -509,7 +509,7 @@ def test_what_was_filled_is_fetched_once_too(hosts):
         assert files(there) == []
 
 
-def test_marks():
+def test_read_marks_order_entries_of_one_epoch():
     first, second, other = (mark_of(EntryId(*place)) for place in (('e', 7), ('e', 8), ('f', 8)))
     assert is_behind(first, [first, second])
     assert not is_behind(second, [first, second])
@@ -542,7 +542,7 @@ def test_reader_page_lists_readers_of_this_host(tmp_path):
     assert not first.are_several
 
 
-def test_the_page_has_an_end(hosts, monkeypatch, caplog):
+def test_reader_page_that_is_full_is_logged(hosts, monkeypatch, caplog):
     here, there = hosts
     monkeypatch.setattr(host_readers, 'MAX_PROCESSES', 2)
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack:

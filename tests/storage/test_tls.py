@@ -61,13 +61,13 @@ def exercise(store):
     store.retire()
 
 
-def test_own_authority_and_client_certificate(proxy, authority):
+def test_client_certificate_of_a_private_authority_is_accepted(proxy, authority):
     with open_store(url(proxy.port, authority, authority), 'tls') as store:
         assert store.address == f'rediss://127.0.0.1:{proxy.port}'
         exercise(store)
 
 
-def test_connections_cut_under_tls(proxy, authority):
+def test_connections_cut_under_tls_lose_nothing(proxy, authority):
     with open_store(url(proxy.port, authority, authority), 'tls-cut') as store:
         reader = Reader(store, 's', 'r')
         for i in range(12):
@@ -77,28 +77,28 @@ def test_connections_cut_under_tls(proxy, authority):
         store.retire()
 
 
-def test_without_a_client_certificate(proxy, authority):
+def test_client_without_a_certificate_is_refused(proxy, authority):
     with pytest.raises(errors.StoreUnavailable, match=f'rediss://127.0.0.1:{proxy.port}'):
         open_store(url(proxy.port, authority), connect_timeout_s=0.2)
 
 
-def test_with_another_authoritys_client_certificate(proxy, authority, strangers):
+def test_client_certificate_of_another_authority_is_refused(proxy, authority, strangers):
     with pytest.raises(errors.StoreUnavailable):
         open_store(url(proxy.port, authority, strangers), connect_timeout_s=0.2)
 
 
-def test_a_server_of_another_authority(proxy, strangers):
+def test_server_of_another_authority_is_refused(proxy, strangers):
     with pytest.raises(errors.StoreDenied, match='TLS failed'):
         open_store(url(proxy.port, strangers, strangers), connect_timeout_s=0)
 
 
-def test_a_certificate_for_another_address(redis_server, authority):
+def test_certificate_for_another_address_is_refused(redis_server, authority):
     with Proxy(redis_server.socket, tls=authority.context('elsewhere', wants_client=False)) as proxy:
         with pytest.raises(errors.StoreDenied, match=r'TLS failed.*(mismatch|match)'):
             open_store(url(proxy.port, authority), connect_timeout_s=0)
 
 
-def test_a_server_without_tls(redis_server, authority):
+def test_server_without_tls_is_named(redis_server, authority):
     with Proxy(redis_server.socket) as proxy:
         with pytest.raises(
             errors.StoreDenied, match=f'rediss://127.0.0.1:{proxy.port} does not speak TLS. Use redis://'
@@ -112,7 +112,7 @@ def test_server_that_requires_tls_is_named(proxy):
 
 
 @pytest.mark.parametrize('name', ['ssl_ca_certs', 'ssl_certfile', 'ssl_keyfile'])
-def test_files_that_are_not_there(redis_server, name):
+def test_certificate_files_that_are_missing_are_named(redis_server, name):
     """Nothing is tried, and nothing waited for: the default patience would be."""
     with Proxy(redis_server.socket) as proxy:
         with pytest.raises(errors.ConfigError, match=f'{name} in the URL of rediss://127.0.0.1:{proxy.port}') as caught:
@@ -128,7 +128,7 @@ def test_doctor_names_what_tls_requires(proxy, strangers):
     assert 'ssl_ca_certs=' in finding.fix
 
 
-def test_a_redis_that_speaks_tls_itself(redis_binary, authority):
+def test_redis_with_its_own_tls_is_accepted(redis_binary, authority):
     """Debian's does; the one in the wheel was built without."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
@@ -149,7 +149,7 @@ def test_a_redis_that_speaks_tls_itself(redis_binary, authority):
         server.__exit__()
 
 
-def test_a_certificate_that_is_being_replaced_while_a_connection_is_lost_is_waited_for(proxy, authority, tmp_path):
+def test_certificate_missing_during_a_reconnect_is_awaited(proxy, authority, tmp_path):
     own = tmp_path / 'ca.crt'
     shutil.copy(authority.ca, own)
     address = url(proxy.port, authority, authority).replace(urlencode({'': str(authority.ca)})[1:], quote(str(own), ''))

@@ -83,7 +83,7 @@ def read_until(reader, count):
 
 
 @pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, damaged])
-def test_rings_and_slots_that_cannot_be_mapped_are_read_over_the_wire(opened, tmp_path, harm):
+def test_rings_and_slots_unreadable_are_read_over_the_wire(opened, tmp_path, harm):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'learner')
     for number in range(3):
@@ -104,7 +104,7 @@ def test_rings_and_slots_that_cannot_be_mapped_are_read_over_the_wire(opened, tm
             store.close()
 
 
-def test_a_directory_that_is_taken_from_us(opened, tmp_path):
+def test_directory_made_unreadable_loses_nothing(opened, tmp_path):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'learner')
     for number in range(2):
@@ -130,7 +130,7 @@ LARGE = {'x': np.full(400_000, 7, np.uint8)}  # over the wire it goes in parts
 
 
 @pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, damaged, cut])
-def test_a_value_whose_copies_cannot_be_mapped_is_fetched_again(opened, tmp_path, harm):
+def test_value_with_unreadable_copies_is_fetched_again(opened, tmp_path, harm):
     writer, near, late = opened(host_plane='off'), opened(), opened()
     writer.put('weights', {}, LARGE)
     near.get('weights')
@@ -148,7 +148,7 @@ def test_a_value_whose_copies_cannot_be_mapped_is_fetched_again(opened, tmp_path
 
 @pytest.mark.parametrize('ending', ['.readers', '.payload'])
 @pytest.mark.parametrize('harm', [forbidden, replaced_by_a_loop, cut])
-def test_entries_whose_copies_cannot_be_mapped_are_fetched_by_each(opened, tmp_path, harm, ending):
+def test_downloads_unreadable_are_fetched_by_each_reader(opened, tmp_path, harm, ending):
     writer, near, late = opened(host_plane='off'), opened(), opened()
     readers = [Reader(near, 's', name) for name in ('one', 'other')]
     for number in range(2):

@@ -80,7 +80,7 @@ def test_four_processes_of_a_host_cause_one_download_per_version(hosts):
     assert expected <= received[0] < expected + TALK_BYTES
 
 
-def test_unchanged_parts_are_not_sent_and_late_readers_get_all(hosts):
+def test_unchanged_parts_are_sent_only_to_late_readers(hosts):
     here, there = hosts
     with here.open() as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
@@ -98,7 +98,7 @@ def test_unchanged_parts_are_not_sent_and_late_readers_get_all(hosts):
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
-def test_a_store_without_files_sends_only_what_changed(hosts, transport):
+def test_store_without_files_sends_only_what_changed(hosts, transport):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open(host_plane=transport) as reader:
         for version in (1, 2):
@@ -112,7 +112,7 @@ def test_a_store_without_files_sends_only_what_changed(hosts, transport):
                 assert num_bytes <= counted < num_bytes + TALK_BYTES
 
 
-def test_a_process_killed_in_mid_download_costs_nothing_but_its_bytes(hosts):
+def test_process_killed_during_a_download_wastes_only_its_bytes(hosts):
     """Again and again, at another byte each time: nobody sees a half, and the next one takes over at once."""
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as survivor:
@@ -131,7 +131,7 @@ def test_a_process_killed_in_mid_download_costs_nothing_but_its_bytes(hosts):
             assert is_in_place(value)
 
 
-def test_a_process_that_hangs_in_mid_download_is_not_waited_for_long(hosts):
+def test_process_hung_in_a_download_delays_others_briefly(hosts):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
@@ -143,7 +143,7 @@ def test_a_process_that_hangs_in_mid_download_is_not_waited_for_long(hosts):
         assert is_in_place(reader.get(NAME))
 
 
-def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts, impatient):
+def test_process_stopped_in_a_download_delays_others_briefly(hosts, impatient):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader, ThreadPoolExecutor() as pool:
         writer.put(NAME, {}, weights(1))
@@ -158,7 +158,7 @@ def test_a_process_that_is_stopped_in_mid_download_is_not_waited_for_long(hosts,
         eventually(lambda: is_in_place(reader.get(NAME)), 'it is shared again')
 
 
-def test_a_lock_is_waited_for_while_its_holder_gets_on(tmp_path):
+def test_fetch_lock_wait_lasts_while_its_holder_progresses(tmp_path):
     path, patience_s = str(tmp_path / 'lock'), 2.0
     open(path, 'w').close()
     first, until = claim(path), time.monotonic() + 1.5 * patience_s
@@ -171,7 +171,7 @@ def test_a_lock_is_waited_for_while_its_holder_gets_on(tmp_path):
         first.close()
 
 
-def test_a_lock_is_waited_for_and_no_longer(tmp_path):
+def test_fetch_lock_wait_ends_at_its_timeout(tmp_path):
     path = str(tmp_path / 'lock')
     open(path, 'w').close()
     first = claim(path)
@@ -186,7 +186,7 @@ def test_a_lock_is_waited_for_and_no_longer(tmp_path):
     eventually(lambda: claim(path) is not None, 'it is free')
 
 
-def test_wait_for_a_hung_download_ends_and_later_ones_go_on(tmp_path, monkeypatch):
+def test_wait_for_a_hung_download_ends_and_later_ones_succeed(tmp_path, monkeypatch):
     patience = []
 
     def claim_patiently(path, patience_s):
@@ -248,7 +248,7 @@ def test_versions_that_are_held_do_not_change(hosts):
         assert [is_in_place(value) for value in held] == [True] * 8 + [False] * 3
 
 
-def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
+def test_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open() as reader, redis_server.client() as client:
         writer.put(NAME, {}, weights(1))
@@ -268,7 +268,7 @@ def test_a_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
         assert number_of(reader.get(NAME, 1)) == 2
 
 
-def test_versions_that_are_replaced_faster_than_they_come_are_not_waited_for(hosts, monkeypatch, caplog):
+def test_versions_replaced_during_their_fetch_are_skipped(hosts, monkeypatch, caplog):
     here, there = hosts
     transport = {'host_plane': 'off'}
     with here.open(**transport) as writer, there.open(**transport) as reader, there.open(**transport) as second:
@@ -298,7 +298,7 @@ def newest(store):
     return value_parts.unpack(store.get_version(NAME, 0).payload).parts
 
 
-def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
+def test_random_changes_of_values_all_arrive(hosts, redis_server, monkeypatch):
     """Any arrays change, in any order, in any size, by writers that take turns; no part outlives its use."""
     monkeypatch.setattr(value_parts, 'SHARED_BYTES', 1000)
     monkeypatch.setattr(value_parts, 'PART_BYTES', 4000)
@@ -326,7 +326,7 @@ def test_random_changes_are_all_seen(hosts, redis_server, monkeypatch):
         assert client.keys(f'ding:{{{here.run}/{NAME}/*:part:*') == []
 
 
-def test_small_arrays_that_stay_are_not_sent_with_those_that_change(hosts):
+def test_small_unchanged_arrays_are_not_sent_again(hosts):
     """Every other one of many that are small enough to share parts; then others."""
     here, there = hosts
     count, size = 40, 25_000  # floats: 100 KB
@@ -346,7 +346,7 @@ def test_small_arrays_that_stay_are_not_sent_with_those_that_change(hosts):
                 assert max(sent[0], received[0]) < 2 * count * size + TALK_BYTES
 
 
-def test_lists_of_parts():
+def test_lists_of_parts_survive_packing():
     pieces = encode_pieces({}, {'a': np.zeros(500_000), 'b': np.zeros(3), 'c': np.zeros(5), 'd': np.zeros(80_000)})
     sent = value_parts.SentParts(lambda token: f'{token}:')
     first, second = (number * 32 for number in 'ab')
@@ -369,7 +369,7 @@ def test_lists_of_parts():
             value_parts.unpack(bad)
 
 
-def test_a_run_that_is_over_leaves_no_copies(hosts, tmp_path):
+def test_finished_run_leaves_no_copies(hosts, tmp_path):
     here, there = hosts
     with here.open() as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
@@ -397,7 +397,7 @@ def test_threads_of_a_process_share_a_download(hosts):
         assert received[0] < WHOLE_BYTES + TALK_BYTES
 
 
-def test_no_room_for_copies_means_memory_of_its_own(hosts, caplog):
+def test_reader_without_room_for_copies_uses_its_own_memory(hosts, caplog):
     here, there = hosts
     with here.open(host_plane='off') as writer, there.open(host_cache_bytes=1 << 20) as reader:
         for version in (1, 2):

@@ -65,7 +65,7 @@ def test_value_too_large_to_travel_is_refused_by_its_put(redis_server, tmp_path,
         assert number_of(store.get(NAME)) == 3
 
 
-def test_fill_that_fails_is_warned_of_once(redis_server, tmp_path, monkeypatch, caplog):
+def test_backfill_that_fails_is_logged_once(redis_server, tmp_path, monkeypatch, caplog):
     run = next(_RUNS)
     with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as store:
         store.put(NAME, {}, weights(1))
@@ -110,7 +110,7 @@ def files_of(tmp_path, host='a'):
     return sorted(str(path) for path in (tmp_path / host).rglob('*.slots'))
 
 
-def test_on_one_host_no_payload_goes_into_the_store(opened):
+def test_value_on_one_host_sends_no_payload_to_the_server(opened):
     writer, reader = opened(), opened()
     for number in range(1, 6):
         assert writer.put(NAME, {'iter': number}, weights(number)) == number
@@ -128,7 +128,7 @@ def test_small_values_travel_in_their_announcement(opened):
     assert number_of(opened(None).get(NAME)) == 1
 
 
-def test_a_waiting_reader_is_woken(opened):
+def test_waiting_reader_is_woken(opened):
     writer, reader = opened(), opened()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(reader.get, NAME, 0, WAIT_S)
@@ -136,7 +136,7 @@ def test_a_waiting_reader_is_woken(opened):
         assert number_of(waiting.result(WAIT_S)) == 1
 
 
-def test_a_put_is_one_message_however_many_readers_wait(opened, redis_server):
+def test_put_is_one_command_for_any_number_of_readers(opened, redis_server):
     client = redis.Redis.from_url(redis_server.url)
     writer, readers, sent = opened(), [opened() for _ in range(6)], []
     writer.put(NAME, {}, weights(1))
@@ -160,7 +160,7 @@ def test_a_put_is_one_message_however_many_readers_wait(opened, redis_server):
     assert sent == [1, 1]
 
 
-def test_versions_that_are_held_do_not_change(opened, tmp_path):
+def test_held_versions_do_not_change(opened, tmp_path):
     writer, reader = opened(), opened()
     held = []
     for number in range(1, 12):
@@ -175,7 +175,7 @@ def test_versions_that_are_held_do_not_change(opened, tmp_path):
     assert len(files_of(tmp_path)) == 1
 
 
-def test_values_that_grow_get_new_files(opened, tmp_path):
+def test_growing_values_get_new_files(opened, tmp_path):
     writer, reader = opened(), opened()
     for number, size in ((1, LARGE), (2, 2 * LARGE), (3, LARGE // 2), (4, 8 * LARGE)):
         writer.put(NAME, {}, weights(number, size))
@@ -185,7 +185,7 @@ def test_values_that_grow_get_new_files(opened, tmp_path):
 
 
 @pytest.mark.parametrize('where', ['b', None])
-def test_a_reader_elsewhere_gets_the_newest_and_all_that_follow(opened, where):
+def test_reader_on_another_host_gets_the_newest_and_later(opened, where):
     writer, near, far = opened(), opened(), opened(where)
     writer.put(NAME, {}, weights(1))
     assert in_slot(writer) == (True, False)
@@ -199,7 +199,7 @@ def test_a_reader_elsewhere_gets_the_newest_and_all_that_follow(opened, where):
     assert number_of(opened(where).get(NAME)) == 4
 
 
-def test_a_reader_elsewhere_keeps_up_with_a_writer_that_never_pauses(opened):
+def test_reader_on_another_host_follows_a_fast_writer(opened):
     writer, far, done = opened(), opened('b'), threading.Event()
 
     def put():
@@ -223,7 +223,7 @@ def test_a_reader_elsewhere_keeps_up_with_a_writer_that_never_pauses(opened):
     assert number_of(far.get(NAME)) == last
 
 
-def test_a_removed_file_is_made_good_by_its_writer(opened, tmp_path):
+def test_removed_slot_file_is_replaced_by_its_writer(opened, tmp_path):
     writer = opened()
     writer.put(NAME, {}, weights(1))
     for path in files_of(tmp_path):
@@ -234,7 +234,7 @@ def test_a_removed_file_is_made_good_by_its_writer(opened, tmp_path):
     assert number_of(opened().get(NAME)) == 2
 
 
-def test_a_removed_directory_means_the_wire(opened, tmp_path):
+def test_removed_directory_sends_values_over_the_wire(opened, tmp_path):
     writer, reader = opened(), opened()
     writer.put(NAME, {}, weights(1))
     shutil.rmtree(tmp_path / 'a')
@@ -245,7 +245,7 @@ def test_a_removed_directory_means_the_wire(opened, tmp_path):
         assert number_of(reader.get(NAME)) == number
 
 
-def test_a_full_cache_means_the_wire(opened, caplog):
+def test_full_cache_sends_values_over_the_wire(opened, caplog):
     writer = opened(host_cache_bytes=1 << 20)
     for number in (1, 2):
         writer.put(NAME, {}, weights(number))
@@ -254,7 +254,7 @@ def test_a_full_cache_means_the_wire(opened, caplog):
     assert len([record for record in caplog.records if 'host_cache_bytes' in record.message]) == 1
 
 
-def test_a_closed_writer_leaves_its_newest_version_to_all(opened, tmp_path):
+def test_closed_writer_leaves_its_newest_version_to_all(opened, tmp_path):
     writer, held = opened(), None
     for number in (1, 2):
         writer.put(NAME, {}, weights(number))
@@ -265,7 +265,7 @@ def test_a_closed_writer_leaves_its_newest_version_to_all(opened, tmp_path):
     assert number_of(held) == 2
 
 
-def test_a_closed_writer_whose_version_was_replaced_sends_nothing(opened):
+def test_closed_writer_of_a_replaced_version_sends_nothing(opened):
     first, second = opened(), opened()
     first.put(NAME, {}, weights(1))
     second.put(NAME, {}, weights(2))
@@ -285,7 +285,7 @@ def put_and_wait(open_one, *numbers):
     return work
 
 
-def test_a_killed_writer_leaves_its_newest_version_to_its_host(opened, tmp_path, monkeypatch):
+def test_killed_writer_leaves_its_newest_version_to_its_host(opened, tmp_path, monkeypatch):
     with child(put_and_wait(opened, 1, 2, 3)) as (pid, pipe):
         assert pipe.readline() == 'put\n'
         os.kill(pid, signal.SIGKILL)
@@ -305,7 +305,7 @@ def test_a_killed_writer_leaves_its_newest_version_to_its_host(opened, tmp_path,
 
 
 @pytest.mark.parametrize('moment', ['in mid-copy', 'before the announcement', 'after the announcement'])
-def test_a_writer_killed_in_mid_put(opened, monkeypatch, moment):
+def test_writer_killed_during_a_put_leaves_a_whole_version(opened, monkeypatch, moment):
     """Whatever it was doing: the newest version that was announced is readable and whole, and its half is not seen."""
     die = lambda: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
 
@@ -347,7 +347,7 @@ def test_a_writer_killed_in_mid_put(opened, monkeypatch, moment):
     assert number_of(reader.get(NAME)) == newest + 1
 
 
-def test_random_kills_of_writers_and_readers(opened):
+def test_random_kills_of_writers_and_readers_tear_no_value(opened):
     """Readers in place of a value whose writers are killed again and again: what they hold stays whole."""
     reader, last = opened(), 0
     for _ in range(6):
@@ -395,7 +395,7 @@ def test_leases_die_with_their_process(opened):
     assert os.stat(writer._values._own[NAME]._file.path).st_size <= size + size // 7
 
 
-def test_a_refused_put_is_not_seen_and_costs_no_slot(opened):
+def test_refused_put_is_not_seen_and_uses_no_slot(opened):
     writer, reader = opened(), opened()
     writer.put(NAME, {}, weights(1))
     for _ in range(20):
@@ -406,7 +406,7 @@ def test_a_refused_put_is_not_seen_and_costs_no_slot(opened):
     assert len(writer._values._own[NAME]._file._buffers) == 2
 
 
-def test_a_put_that_finds_no_memory_costs_no_slot(opened, monkeypatch):
+def test_put_refused_at_maxmemory_uses_no_slot(opened, monkeypatch):
     writer = opened()
     writer.put(NAME, {}, weights(1))
     with monkeypatch.context() as patch:
@@ -422,7 +422,7 @@ def test_a_put_that_finds_no_memory_costs_no_slot(opened, monkeypatch):
     assert len(writer._values._own[NAME]._file._buffers) == 2
 
 
-def test_a_server_that_lost_its_memory(forgetful_server, tmp_path):
+def test_values_after_a_memory_loss_arrive(forgetful_server, tmp_path):
     with (
         open_store(forgetful_server.url, host_cache_dir=str(tmp_path / 'a')) as writer,
         open_store(forgetful_server.url, host_cache_dir=str(tmp_path / 'a')) as near,
@@ -437,7 +437,7 @@ def test_a_server_that_lost_its_memory(forgetful_server, tmp_path):
         assert [number_of(one.get(NAME, 2)) for one in (near, far)] == [3, 3]
 
 
-def test_a_server_that_lost_the_newest_versions(opened):
+def test_values_after_losing_the_newest_versions_arrive(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
@@ -483,7 +483,7 @@ def test_value_put_after_all_were_deleted_reaches_other_hosts(redis_server, open
     assert 'get no new versions' not in caplog.text
 
 
-def test_damage_to_the_head_is_named(opened):
+def test_value_with_a_damaged_head_is_refused_by_name(opened):
     writer = opened()
     writer.put(NAME, {}, weights(1))
     _, slot, _ = writer._values._own[NAME]._newest
@@ -492,7 +492,7 @@ def test_damage_to_the_head_is_named(opened):
         opened().get(NAME)
 
 
-def test_a_fork_puts_and_gets_as_a_process_of_its_own(opened):
+def test_forked_process_puts_and_gets_by_itself(opened):
     writer = opened()
     writer.put(NAME, {}, weights(1))
 
@@ -633,13 +633,13 @@ def run_machine(tmp_path, examples, steps=20):
     TwoHosts.TestCase().runTest()
 
 
-def test_any_order_of_what_happens_to_values(tmp_path, monkeypatch):
+def test_values_in_any_order_of_events_equal_a_model(tmp_path, monkeypatch):
     monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
     run_machine(tmp_path, 30)
 
 
 @pytest.mark.parametrize('mutant', ['the announced slot is written again', 'leases are not looked at', 'stamps repeat'])
-def test_the_machine_notices(tmp_path, monkeypatch, mutant):
+def test_values_model_finds_mutants(tmp_path, monkeypatch, mutant):
     monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
     if mutant == 'the announced slot is written again':
         monkeypatch.setattr(SlotWriter, 'confirm', lambda self, slot: self._announced.clear())
@@ -699,7 +699,7 @@ def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeyp
 
 
 @pytest.mark.parametrize('error', [StoreUnavailable('its reply is lost'), KeyboardInterrupt()])
-def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened, tmp_path, monkeypatch, error):
+def test_closed_writer_leaves_a_version_without_a_reply_to_all(opened, tmp_path, monkeypatch, error):
     writer = opened()
     put = writer.store.put_version
     writer.put(NAME, {}, weights(1))
@@ -717,7 +717,7 @@ def test_a_closed_writer_leaves_a_version_to_all_of_which_it_got_no_reply(opened
     assert [number_of(opened(host).get(NAME)) for host in ('a', 'b', None)] == [2, 2, 2]
 
 
-def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redis_server):
+def test_older_put_that_expects_another_version_is_refused(redis_server):
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
         older = store._values.put_command('v', b'')
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
@@ -728,7 +728,7 @@ def test_an_older_put_of_its_writer_that_expects_another_version_is_refused(redi
 
 
 @pytest.mark.parametrize(('way', 'size'), [('advance', 1), ('put', 10), ('put', 300_000)])
-def test_a_put_that_was_long_on_its_way_replaces_nothing_newer_of_its_writer(redis_server, monkeypatch, way, size):
+def test_late_put_replaces_no_newer_version_of_its_writer(redis_server, monkeypatch, way, size):
     """Its connection was lost, it was sent again on another, and then the first one came through, too."""
     sent, run = [], ServerSession.run
 

@@ -15,7 +15,7 @@ from ding_store.storage.testing.helpers import WAIT_S, chunk, eventually, number
 
 
 class LossTests(StoreCase):
-    def test_what_was_forgotten_is_announced_again_in_order(self, store: Store) -> None:
+    def test_forgotten_entries_are_resent_in_order(self, store: Store) -> None:
         old = [store.append('s', {}, chunk(i)) for i in range(4)]
         self.lose_memory(store)
         new = store.append('s', {}, chunk(4))
@@ -23,7 +23,7 @@ class LossTests(StoreCase):
         assert [number_of(entry) for entry in store.read('s')] == [0, 1, 2, 3, 4]
         assert [number_of(entry) for entry in store.read('s', old[-1])] == [0, 1, 2, 3, 4]
 
-    def test_only_what_is_not_acked_is_announced_again(self, store: Store) -> None:
+    def test_unacked_entries_only_are_resent(self, store: Store) -> None:
         store.register('s', 'r')
         places = [store.append('s', {}, chunk(i)) for i in range(4)]
         store.ack('s', 'r', places[1])
@@ -42,7 +42,7 @@ class LossTests(StoreCase):
                 store.append('s', {}, chunk(3, 80), timeout_s=0)
             assert [number_of(entry) for entry in other.read('s')] == [2, 0, 1]
 
-    def test_a_reader_that_is_away_misses_nothing_that_another_acks(self, store: Store) -> None:
+    def test_absent_reader_misses_nothing_that_another_acks(self, store: Store) -> None:
         store.register('s', 'away')
         reader = Reader(store, 's', 'r')
         for i in range(4):
@@ -54,7 +54,7 @@ class LossTests(StoreCase):
         store.append('s', {}, chunk(5))
         assert [number_of(entry) for entry in Reader(store, 's', 'away').read()] == [0, 1, 2, 3, 4, 5]
 
-    def test_a_reader_that_was_forgotten_is_brought_back_by_no_writer(self) -> None:
+    def test_forgotten_reader_is_restored_by_no_writer(self) -> None:
         with self.open() as store, self.another(store) as other:
             store.register('s', 'dead')
             store.register('s', 'r')
@@ -98,7 +98,7 @@ class LossTests(StoreCase):
         assert stream is not None
         return set(stream.durable)
 
-    def test_an_idle_writer_announces_again_while_it_waits_for_something_else(self) -> None:
+    def test_waiting_writer_resends_lost_entries(self) -> None:
         with self.open(check_every_s=0.02) as store, self.another(store) as other:
             for stream in 'st':
                 store.append(stream, {}, chunk(1))
@@ -109,7 +109,7 @@ class LossTests(StoreCase):
                 other.put('weights', {}, {})
                 assert waiting.result(WAIT_S) is not None
 
-    def test_a_waiting_reader_notices_a_new_epoch(self) -> None:
+    def test_waiting_reader_sees_a_new_epoch(self) -> None:
         with self.open(check_every_s=0.02) as store, self.another(store) as other:
             places = [other.append('s', {}, chunk(i)) for i in range(3)]
             reader = Reader(store, 's', 'r')
@@ -122,7 +122,7 @@ class LossTests(StoreCase):
             assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [3]
             assert (reader.num_duplicates, reader.num_lost) == (3, 0)
 
-    def test_concurrent_appends_are_all_there_once(self, store: Store) -> None:
+    def test_concurrent_appends_all_arrive_once(self, store: Store) -> None:
         with ThreadPoolExecutor(4) as pool:
             places = list(pool.map(lambda i: store.append('s', {}, chunk(i)), range(200)))
         entries = store.read('s', max_entries=1000)
@@ -146,7 +146,7 @@ class LossTests(StoreCase):
             with pytest.raises(StoreClosed):
                 waiting.result(WAIT_S)
 
-    def test_closed_is_closed(self, store: Store) -> None:
+    def test_closed_store_refuses_every_call(self, store: Store) -> None:
         store.close()
         store.close()
         for call in (store.read, store.get, store.add, store.delete):

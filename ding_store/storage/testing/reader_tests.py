@@ -14,13 +14,13 @@ from ding_store.storage.testing.helpers import WAIT_S, chunk, found_in, number_o
 
 
 class ReaderTests(StoreCase):
-    def test_nothing_is_trimmed_before_the_first_durable_reader(self, store: Store) -> None:
+    def test_stream_without_a_durable_reader_is_not_trimmed(self, store: Store) -> None:
         last = [store.append('s', {}, chunk(i)) for i in range(3)][-1]
         store.register('s', 'viewer', durable=False)
         store.ack('s', 'viewer', last)
         assert len(self.raw_log(store, 's')) == 3
 
-    def test_what_all_durable_readers_acked_is_trimmed(self, store: Store) -> None:
+    def test_entries_acked_by_all_durable_readers_are_trimmed(self, store: Store) -> None:
         places = [store.append('s', {}, chunk(i)) for i in range(4)]
         for reader in 'ab':
             assert store.register('s', reader).number == 0
@@ -33,7 +33,7 @@ class ReaderTests(StoreCase):
         assert stream.durable == {'a': True, 'b': True}
         assert stream.pending_bytes == sum(len(row[3]) for row in self.raw_log(store, 's'))
 
-    def test_entries_read_and_not_acked_come_again(self, store: Store) -> None:
+    def test_entries_read_and_not_acked_are_read_again(self, store: Store) -> None:
         reader = Reader(store, 's', 'r')
         for i in range(3):
             store.append('s', {}, chunk(i))
@@ -43,7 +43,7 @@ class ReaderTests(StoreCase):
         again.ack()
         assert self.raw_log(store, 's') == []
 
-    def test_acks_that_are_not_waited_for_come_before_what_follows(self, store: Store) -> None:
+    def test_acks_without_a_wait_arrive_before_later_commands(self, store: Store) -> None:
         store.register('s', 'a')
         for i in range(1, 6):
             place = store.append('s', {}, chunk(i))
@@ -69,14 +69,14 @@ class ReaderTests(StoreCase):
         store.ack('s', 'stranger', places[2])
         assert store.register('s', 'a') == places[1]
 
-    def test_an_ack_beyond_the_end_acks_what_there_is(self, store: Store) -> None:
+    def test_ack_beyond_the_end_acks_existing_entries(self, store: Store) -> None:
         place = store.append('s', {}, {})
         store.register('s', 'a')
         store.ack('s', 'a', place._replace(number=100))
         assert store.append('s', {}, {}).number == 2
         assert len(store.read('s', store.register('s', 'a'))) == 1
 
-    def test_a_reader_that_advances_acks_and_tells(self, store: Store) -> None:
+    def test_advance_acks_and_puts_the_value(self, store: Store) -> None:
         place = store.register('s', 'r')
         for i in range(3):
             place = store.append('s', {}, chunk(i))
@@ -95,7 +95,7 @@ class ReaderTests(StoreCase):
             assert waiting.result(WAIT_S) is not None
         assert found_in(store) == ({'at': 1}, 1)
 
-    def test_advances_go_on_when_the_server_lost_its_memory(self, store: Store) -> None:
+    def test_advance_after_a_memory_loss_succeeds(self, store: Store) -> None:
         store.register('s', 'r')
         place = store.append('s', {}, chunk(0))
         for i in range(3):
@@ -105,7 +105,7 @@ class ReaderTests(StoreCase):
         store.flush()
         assert found_in(store) == ({'at': 3}, 4)
 
-    def test_news_of_any_size_advance(self, store: Store) -> None:
+    def test_advance_with_a_value_of_any_size(self, store: Store) -> None:
         store.advance('s', 'r', OLDEST, 'news', {'long': 'x' * 100_000})
         store.flush()
         assert found_in(store) == ({'long': 'x' * 100_000}, 1)
@@ -125,7 +125,7 @@ class ReaderTests(StoreCase):
             assert found_in(other) == (({'at': 2}, 4) if is_told_by_another else ({'at': 1}, 2))
             assert other.read('s') == []
 
-    def test_an_advance_is_done_or_refused_by_a_store_that_is_closed_meanwhile(self) -> None:
+    def test_advance_during_close_is_done_or_refused(self) -> None:
         for _ in range(10):
             with self.open() as store, self.another(store) as other, ThreadPoolExecutor() as pool:
                 done = pool.submit(_advance_until_closed, store)
@@ -135,13 +135,13 @@ class ReaderTests(StoreCase):
                 assert news is not None
                 assert news[0]['at'] >= last
 
-    def test_start_now_sees_only_what_comes(self, store: Store) -> None:
+    def test_start_now_reads_only_later_entries(self, store: Store) -> None:
         place = store.append('s', {}, chunk(1))
         assert store.register('s', 'late', start='now') == place
         with pytest.raises(ConfigError, match='start'):
             store.register('s', 'late', start='then')
 
-    def test_forgetting_the_slowest_reader_trims(self, store: Store) -> None:
+    def test_forget_of_the_slowest_reader_trims(self, store: Store) -> None:
         place = store.append('s', {}, chunk(1))
         for reader in 'ab':
             store.register('s', reader)
@@ -150,7 +150,7 @@ class ReaderTests(StoreCase):
         assert not store.forget('s', 'b')
         assert self.raw_log(store, 's') == []
 
-    def test_forgetting_the_last_durable_reader_trims_what_it_held(self, store: Store) -> None:
+    def test_forget_of_the_last_durable_reader_trims_its_entries(self, store: Store) -> None:
         store.register('s', 'viewer', durable=False)
         store.append('s', {}, chunk(1))
         assert store.forget('s', 'viewer')

@@ -16,7 +16,7 @@ from ding_store.storage.testing.helpers import WAIT_S, chunk, number_of
 
 
 class StreamTests(StoreCase):
-    def test_entries_come_back_as_they_went_in(self, store: Store) -> None:
+    def test_entries_are_read_as_appended(self, store: Store) -> None:
         arrays = {
             'obs': np.arange(24, dtype=np.uint8).reshape(2, 3, 4)[:, ::2],
             'done': np.array([True, False]),
@@ -34,13 +34,13 @@ class StreamTests(StoreCase):
             assert entry.arrays[name].dtype == array.dtype
             assert not entry.arrays[name].flags.writeable
 
-    def test_append_copies(self, store: Store) -> None:
+    def test_append_copies_its_arrays(self, store: Store) -> None:
         array = np.zeros(4)
         store.append('s', {}, {'x': array})
         array += 1
         assert not store.read('s')[0].arrays['x'].any()
 
-    def test_numbers_are_dense_and_reading_goes_on(self, store: Store) -> None:
+    def test_entry_numbers_are_dense_and_reads_continue(self, store: Store) -> None:
         places = [store.append('s', {}, chunk(i)) for i in range(5)]
         assert [place.number for place in places] == [1, 2, 3, 4, 5]
         assert [number_of(entry) for entry in store.read('s', places[1], max_entries=2)] == [2, 3]
@@ -48,24 +48,24 @@ class StreamTests(StoreCase):
         assert [row[0] for row in self.raw_log(store, 's')] == [1, 2, 3, 4, 5]
 
     @pytest.mark.parametrize('overflow', OVERFLOW)
-    def test_threads_that_wait_for_no_room_wait_for_their_turn(self, overflow: str) -> None:
+    def test_appends_without_a_wait_still_wait_for_their_turn(self, overflow: str) -> None:
         with self.open(overflow=overflow) as store, ThreadPoolExecutor(4) as pool:
             done = [pool.submit(store.append, 's', {}, chunk(i), timeout_s=0.0) for i in range(100)]
             assert sorted(one.result(WAIT_S).number for one in done) == list(range(1, 101))
 
     @pytest.mark.parametrize('number', [0, -1])
-    def test_as_many_as_none_are_not_read(self, store: Store, number: int) -> None:
+    def test_read_of_zero_or_fewer_entries_is_refused(self, store: Store, number: int) -> None:
         place = store.append('s', {}, chunk(1))
         store.append('s', {}, chunk(2))
         for after in (OLDEST, place):
             with pytest.raises(ConfigError, match=f'max_entries .{number}.'):
                 store.read('s', after, max_entries=number)
 
-    def test_an_unknown_stream_is_empty(self, store: Store) -> None:
+    def test_unknown_stream_is_empty(self, store: Store) -> None:
         assert store.read('nothing', timeout_s=0.01) == []
         assert store.info().streams == {}
 
-    def test_sequences_are_per_writer(self, store: Store) -> None:
+    def test_sequence_numbers_are_per_writer(self, store: Store) -> None:
         with self.another(store) as other:
             for writer in (store, other, store):
                 writer.append('s', {}, {})
@@ -73,25 +73,25 @@ class StreamTests(StoreCase):
         assert [entry.sequence for entry in entries] == [1, 1, 2]
         assert entries[0].writer == entries[2].writer != entries[1].writer
 
-    def test_a_waiting_reader_gets_the_first_entry(self, store: Store) -> None:
+    def test_waiting_reader_gets_the_first_entry(self, store: Store) -> None:
         with self.another(store) as other, ThreadPoolExecutor() as pool:
             waiting = pool.submit(store.read, 's', OLDEST, 64, WAIT_S)
             other.append('s', {}, chunk(7))
             assert [number_of(entry) for entry in waiting.result(WAIT_S)] == [7]
 
-    def test_damage_is_noticed_and_named(self, store: Store) -> None:
+    def test_damaged_entry_is_refused_by_name(self, store: Store) -> None:
         store.append('s', {}, chunk(1))
         self.raw_damage(store, 's', 1)
         with pytest.raises(CorruptPayload, match="entry 1 of 's'"):
             store.read('s')
 
     @pytest.mark.parametrize('name', ['', 'a b', 'a{b}', 'a:b', '/a', 'a//b', 'a/../b', 'é', 'x' * 201, None])
-    def test_bad_names_are_refused(self, store: Store, name: Any) -> None:
+    def test_stream_names_that_are_invalid_are_refused(self, store: Store, name: Any) -> None:
         for call in (store.read, store.get, store.add, store.delete):
             with pytest.raises(ConfigError, match='name'):
                 call(name)
 
-    def test_a_payload_in_parts_is_one_entry_as_any_other(self, store: Store) -> None:
+    def test_payload_in_parts_is_one_entry(self, store: Store) -> None:
         """The large ones exceed what a server accepts in one piece. Several come at once, among small ones."""
         sizes = [1, 30_000, 1_000_000, 2, 300_000]
         store.register('s', 'r')
@@ -132,7 +132,7 @@ class StreamTests(StoreCase):
             np.ma.masked_array([1.0], [True]),  # type: ignore[no-untyped-call]
         ],
     )
-    def test_only_numbers_are_stored(self, store: Store, array: Any) -> None:
+    def test_arrays_of_other_than_numbers_are_refused(self, store: Store, array: Any) -> None:
         with pytest.raises(TypeError, match="'bad'"):
             store.append('s', {}, {'bad': array})
         with pytest.raises(TypeError, match='JSON'):
@@ -141,7 +141,7 @@ class StreamTests(StoreCase):
 
     # Limits
 
-    def test_a_full_stream_blocks_until_the_deadline(self) -> None:
+    def test_full_stream_blocks_until_the_deadline(self) -> None:
         with self.open(max_pending_bytes=1000) as store:
             store.append('s', {}, chunk(1, 50))
             store.append('s', {}, chunk(2, 20))
@@ -181,7 +181,7 @@ class StreamTests(StoreCase):
         assert held == list(range(5 - len(held), 5))
         assert stream.num_dropped == stream.floor == 5 - len(held) > 1
 
-    def test_an_entry_above_the_limit_is_refused_at_once(self) -> None:
+    def test_entry_above_the_limit_is_refused_at_once(self) -> None:
         for overflow in OVERFLOW:
             with self.open(max_pending_bytes=1000, overflow=overflow) as store:
                 with pytest.raises(StreamFull, match='1000'):

@@ -26,7 +26,7 @@ class ValueTests(StoreCase):
         assert store.get('weights/main', newer_than=2) is None
         assert store.info().values == {'weights/main': 2}
 
-    def test_a_waiting_getter_gets_the_next_version(self, store: Store) -> None:
+    def test_waiting_get_returns_the_next_version(self, store: Store) -> None:
         store.put('v', {}, chunk(1))
         with self.another(store) as other, ThreadPoolExecutor() as pool:
             waiting = pool.submit(store.get, 'v', 1, WAIT_S)
@@ -35,7 +35,7 @@ class ValueTests(StoreCase):
         assert value is not None
         assert value.version == 2
 
-    def test_put_compares_and_swaps(self, store: Store) -> None:
+    def test_put_with_an_expected_version_compares_and_swaps(self, store: Store) -> None:
         assert store.put('v', {}, {}, expected_version=0) == 1
         for expected in (0, 2):
             with pytest.raises(VersionConflict, match='version 1'):
@@ -44,7 +44,7 @@ class ValueTests(StoreCase):
             store.put('v', {}, {}, expected_version=-1)
         assert store.put('v', {}, {}, expected_version=1) == 2
 
-    def test_one_of_many_swaps_wins(self, store: Store) -> None:
+    def test_concurrent_swaps_succeed_once(self, store: Store) -> None:
         def swap(_: int) -> int:
             try:
                 return store.put('v', {}, {}, expected_version=0)
@@ -54,7 +54,7 @@ class ValueTests(StoreCase):
         with ThreadPoolExecutor(8) as pool:
             assert sorted(pool.map(swap, range(8))) == [0] * 7 + [1]
 
-    def test_versions_grow_for_the_writer_and_may_fall_for_others(self, store: Store) -> None:
+    def test_versions_grow_for_their_writer_only(self, store: Store) -> None:
         for _ in range(3):
             store.put('v', {}, {})
         self.lose_memory(store)
@@ -66,7 +66,7 @@ class ValueTests(StoreCase):
             assert store.put('v', {}, {}) == 4
 
     @pytest.mark.parametrize('size', [1, 50_000])
-    def test_another_put_under_a_known_number_is_news(self, store: Store, size: int) -> None:
+    def test_put_under_a_known_version_is_new(self, store: Store, size: int) -> None:
         with self.another(store) as former:
             assert former.put('v', {}, chunk(1, size)) == 1
         known = store.get('v')
@@ -97,7 +97,7 @@ class ValueTests(StoreCase):
             other.set_start_version('v', 4)
             assert other.put('v', {}, {}) == 10
 
-    def test_counters(self, store: Store) -> None:
+    def test_counters_add_and_are_deleted(self, store: Store) -> None:
         assert store.add('n') == 0
         assert store.add('n', np.int64(5)) == 5  # type: ignore[arg-type]
         with pytest.raises(TypeError):
@@ -108,7 +108,7 @@ class ValueTests(StoreCase):
         assert store.delete('n')
         assert store.add('n') == 0
 
-    def test_deleted_values_are_gone(self, store: Store) -> None:
+    def test_deleted_values_are_not_read(self, store: Store) -> None:
         store.put('v', {}, {})
         assert store.delete('v')
         assert store.get('v') is None
