@@ -95,14 +95,14 @@ def measure(
     num_rounds: int,
     say: Callable,
     ways_by_name: Mapping[str, Any] = WAYS,
-    told: Callable[[str], None] = lambda name: None,
+    on_way: Callable[[str], None] = lambda name: None,
 ) -> Dict[str, Any]:
     """
     Overview:
         Measure seconds from the beginning of ``publish`` until the last reader has loaded, and seconds of ``publish``.
         All ways run in turn, round by round, with the same readers. The first two rounds are not counted.
     Arguments:
-        - told (:obj:`Callable`): Called with the name of the next way, for the process that waits for it.
+        - on_way (:obj:`Callable`): Called with the name of the next way, for the process that waits for it.
     """
     with scratch(memory_directory()) as directory:
         ways = [ways_by_name[name](directory, num_bytes, num_readers) for name in names]
@@ -112,19 +112,19 @@ def measure(
         with _readers(_read, arguments) as readers:
             model = model_of(num_bytes)
             for name, way in zip(names, ways):
-                told(name)
+                on_way(name)
                 way.open_writer(model)
             shared.begin.wait(LIMIT_S)
             times: Dict[str, List[Times]] = {name: [] for name in names}
             for i in range(total):
                 say(f'{num_bytes / 1e6:.0f} MB: round {i + 1} of {total}')
                 for name, way in zip(names, ways):
-                    told(name)
+                    on_way(name)
                     try:
                         times[name].append(way.write_round(shared, float(i + 1)))
                     except threading.BrokenBarrierError:
                         if shared.failed[0] >= 0:
-                            told(names[ways.index(of_readers[shared.failed[0]])])
+                            on_way(names[ways.index(of_readers[shared.failed[0]])])
                         raise
             for reader in readers:  # their exit uses some of a core
                 reader.join(LIMIT_S)
@@ -283,7 +283,7 @@ def _attempt(names: List[str], *arguments: Any) -> Dict[str, Any]:
 
 def _report(control: Any, names: List[str], *arguments: Any) -> None:
     try:
-        found = measure(names, *arguments, say, told=lambda name: control.send(('way', name)))
+        found = measure(names, *arguments, say, on_way=lambda name: control.send(('way', name)))
     except threading.BrokenBarrierError:
         control.send(('failed', f'a reader failed, or was not done within {LIMIT_S:.0f} s: see above'))
     except Exception as error:  # noqa: BLE001 - of whatever peer it is

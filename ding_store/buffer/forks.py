@@ -34,7 +34,7 @@ class Forked(Protocol):
 
 # By number, so that they are used in the order of their creation.
 _locks: Dict[int, weakref.ref[Any]] = {}
-_told: Dict[int, weakref.ref[Any]] = {}
+_notified: Dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count()
 _held: List[Any] = []
 _missed: List[Any] = []
@@ -48,7 +48,7 @@ def hold_over_forks(lock: Lock) -> Lock:
 
 def tell_of_forks(forked: Forked) -> None:
     """Call an object's methods around every fork, for as long as the object exists."""
-    _keep(_told, forked)
+    _keep(_notified, forked)
 
 
 def _keep(known: Dict[int, weakref.ref[Any]], kept: Any) -> None:
@@ -66,7 +66,7 @@ def _before() -> None:
     global _held, _missed
     _held, _missed = [], _living(_locks)
     _held, _missed = _all_held()
-    for each in _living(_told):
+    for each in _living(_notified):
         each.before_fork()
 
 
@@ -111,7 +111,7 @@ def _after_in_child() -> None:
         lock._at_fork_reinit()
     _release(held)
     ids = {id(lock) for lock in missed}
-    for each in _living(_told):
+    for each in _living(_notified):
         each.after_fork(ids)
 
 

@@ -36,20 +36,20 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
     Raises:
         - ConfigError: There is no such command.
     """
-    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup, or a shell's &
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*heard, signal.SIGCHLD])
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]  # nohup, or a shell's &
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [*handled, signal.SIGCHLD])
     # A subreaper adopts the orphans of the command, so that they are found among its descendants.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(command, before)
     patience = _Patience(leave_s)
-    while child.poll() is None or (patience.was_told and any(_descendants())):
+    while child.poll() is None or (patience.was_signalled and any(_descendants())):
         # After a request to end, grandchildren end without a SIGCHLD for this process: check again every 0.2 s.
-        told = signal.sigtimedwait([*heard, signal.SIGCHLD], 0.2 if patience.was_told else 3600.0)
-        if told is not None and told.si_signo != signal.SIGCHLD:
-            if not patience.was_told:
+        received = signal.sigtimedwait([*handled, signal.SIGCHLD], 0.2 if patience.was_signalled else 3600.0)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            if not patience.was_signalled:
                 sys.stderr.write('ding-store: interrupted: ending the command (interrupt again to kill it)\n')
-                if told.si_pid:  # a signal from a terminal has reached the command already
-                    child.send_signal(told.si_signo)
+                if received.si_pid:  # a signal from a terminal has reached the command already
+                    child.send_signal(received.si_signo)
             patience.tell()
         if patience.has_ended():
             left = _kill_all()
@@ -66,17 +66,17 @@ class _Patience:
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
         self._ends = self._saving_ends = math.inf
-        self._is_saving = self.was_told = False
+        self._is_saving = self.was_signalled = False
 
     def tell(self) -> None:
         """Start the deadline. At the second call it is over at once."""
         now = time.monotonic()
-        self._ends, self._saving_ends = (now, now) if self.was_told else (now + self._leave_s, now + SAVE_S)
-        self.was_told = True
+        self._ends, self._saving_ends = (now, now) if self.was_signalled else (now + self._leave_s, now + SAVE_S)
+        self.was_signalled = True
 
     def has_ended(self) -> bool:
         now = time.monotonic()
-        if self.was_told and now < self._saving_ends and any(map(is_saving, _descendants())):
+        if self.was_signalled and now < self._saving_ends and any(map(is_saving, _descendants())):
             if not self._is_saving:
                 sys.stderr.write('ding-store: waiting for the last checkpoint, which is still being written\n')
             self._is_saving, self._ends = True, now + self._leave_s

@@ -109,7 +109,7 @@ class Process:
     log: Path
     address: str
     code: Optional[int] = None  # as in a shell: 128 + signal if it was killed
-    is_told: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
+    is_terminated: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
 
     @property
     def title(self) -> str:
@@ -318,8 +318,8 @@ class Job:
         self.say(f'the store is away, so only the processes started here are ended: {error}')
         session.finish_here(reason)
         for process in self.processes:
-            if process.code is None and not process.is_told:
-                process.is_told = True
+            if process.code is None and not process.is_terminated:
+                process.is_terminated = True
                 os.kill(process.pid, signal.SIGTERM)
 
     def _reaped(self, process: Process, session: RunSession) -> Optional[Process]:
@@ -346,7 +346,7 @@ class Job:
                 'ended before the run did (check that its script uses both exchangers, and separates its roles, '
                 'e.g. with `task.add_role`)'
             )
-        if code < 0 and process.role == 'evaluator' and self._was_told_to_leave(session):
+        if code < 0 and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return None
         self.say(f'{process.title} {how}; its log is {process.log}')
@@ -372,7 +372,7 @@ class Job:
             words += ['--store', address_of(self.config.url)]
         return shlex.join([*words, '--', *self.script.command])
 
-    def _was_told_to_leave(self, session: RunSession) -> bool:
+    def _should_leave(self, session: RunSession) -> bool:
         """Return True if we ended the process after the run finished in order. An evaluation may outlast our wait."""
         end = end_of(session.store)
         return self.is_hurrying and end is not None and not end.failed
@@ -455,8 +455,8 @@ class Job:
                 continue
             if since_s > LEAVE_S + TERM_S:
                 os.kill(process.pid, signal.SIGKILL)
-            elif not process.is_told:
-                process.is_told = True
+            elif not process.is_terminated:
+                process.is_terminated = True
                 os.kill(process.pid, signal.SIGTERM)
 
     def _kill_all(self) -> None:

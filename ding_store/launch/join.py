@@ -73,7 +73,7 @@ def living(store: Store, config: StoreConfig) -> StreamInfo:
     Raises:
         - ConfigError: The run has no living process.
     """
-    deadline, members, is_told = time.monotonic() + config.peer_timeout_s, Members(store), False
+    deadline, members, has_reported = time.monotonic() + config.peer_timeout_s, Members(store), False
     while True:
         # Read before the members are checked, because the run may end meanwhile.
         found = store.stream_info(STREAM)
@@ -85,7 +85,7 @@ def living(store: Store, config: StoreConfig) -> StreamInfo:
                 f'run {config.run!r} has no living process at {store.info().address}. Check --run and --store, or '
                 'wait for the run with --wait'
             )
-        if not is_told:
-            is_told = True
+        if not has_reported:
+            has_reported = True
             print_to(sys.stderr, f'run {config.run!r} has {launcher}: waiting for its first process\n')
         members.wait(SLICE_S)

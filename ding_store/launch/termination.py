@@ -30,8 +30,8 @@ def signals_as_interrupt() -> Iterator[None]:
             raise KeyboardInterrupt
 
     # nohup sets SIGHUP to be ignored: leave that.
-    heard = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    handled = [number for number in _SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:
@@ -47,8 +47,8 @@ def interrupts_later() -> Iterator[None]:
         one, and fails if this one ends in the middle. For the main thread. A signal mask would be inherited.
     """
     came: List[int] = []
-    heard = [number for number in (signal.SIGINT, *_SIGNALS) if callable(signal.getsignal(number))]
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in heard}
+    handled = [number for number in (signal.SIGINT, *_SIGNALS) if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in handled}
     try:
         yield
     finally:

@@ -179,13 +179,13 @@ class LearnerCheckpoints:
                     self._finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
             self._save(ctx)
-        if self._last_save.is_told:
+        if self._last_save.must_exit:
             self._end(ctx)
         self._last_s, self._num_steps = self._trained_s(), self._saver.num_steps
 
     def _may_end_here(self) -> bool:
         """Return True if a signal arrived and no optimizer has stepped since the end of the last iteration."""
-        return self._last_save.is_told and self._saver.num_steps == self._num_steps
+        return self._last_save.must_exit and self._saver.num_steps == self._num_steps
 
     def _end_in_a_wait(self) -> None:
         """End during a wait for experience, which may never arrive if the signal ended the collectors as well."""

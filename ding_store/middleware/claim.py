@@ -63,9 +63,9 @@ def claim_run(
             _refuse(store, _living(known, first_node, members, silent_s))
             _check_script(store, known, script)
         known = {key: known.get(key) for key in ('script', 'config')} if known else {}
-        said = known if script.get('script') in (None, known.get('script')) else {}
+        described = known if script.get('script') in (None, known.get('script')) else {}
         try:
-            claim = {**_claim(mine), **said, **{key: value for key, value in script.items() if value}}
+            claim = {**_claim(mine), **described, **{key: value for key, value in script.items() if value}}
             store.put(f'{_LAUNCH}{first_node}', claim, {}, held.version if held is not None else 0)
             return
         except VersionConflict:

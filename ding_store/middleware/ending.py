@@ -42,8 +42,8 @@ def end_of(store: Store, timeout_s: float = 0.0) -> Optional[End]:
     reason, failed = value.header.get('reason'), value.header.get('failed')
     if isinstance(reason, str) and isinstance(failed, bool):
         return End(reason, failed, value.header.get('parent'))
-    said = reason if isinstance(reason, str) and reason else 'no reason'
-    return End(f'another program put the value {FINISH!r} ({said})', True)
+    text = reason if isinstance(reason, str) and reason else 'no reason'
+    return End(f'another program put the value {FINISH!r} ({text})', True)
 
 
 def checkpoints_of(store: Store) -> Optional[Header]:
@@ -102,12 +102,12 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
 
 def _finish_checkpoints(store: Store, reason: str) -> None:
     """Mark the run's checkpoint directory as finished, in case its learner was killed before it could do that."""
-    said = checkpoints_of(store)
-    if said is None:
+    found = checkpoints_of(store)
+    if found is None:
         return
     from ding_store.checkpoint import CheckpointDir  # imports torch, which some callers do not need
 
-    directory = CheckpointDir(said['path'])
+    directory = CheckpointDir(found['path'])
     with contextlib.suppress(CorruptPayload):  # The next learner reports it.
-        if directory.run == said.get('run'):  # else it belongs to another run, or is on another host
+        if directory.run == found.get('run'):  # else it belongs to another run, or is on another host
             directory.finish(reason)

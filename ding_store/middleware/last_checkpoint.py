@@ -54,7 +54,7 @@ class LastCheckpoint:
     """
     Overview:
         Holds signals back from ``expect`` to ``done``, for a process that writes a checkpoint before it ends. When the
-        state is whole, the process checks ``is_told``. If it is True, the process writes a checkpoint and calls
+        state is whole, the process checks ``must_exit``. If it is True, the process writes a checkpoint and calls
         ``done``. If it has not begun within ``ARRIVE_S``, it ends without one.
     """
 
@@ -64,10 +64,10 @@ class LastCheckpoint:
         self._is_expected = self._is_expected or _signals.hold()
 
     @property
-    def is_told(self) -> bool:
+    def must_exit(self) -> bool:
         """True if the process must end. Only in the main thread, which alone may write the last checkpoint."""
-        is_told = bool(_signals.heard) or _signals.parent_is_gone
-        return self._is_expected and is_told and threading.current_thread() is threading.main_thread()
+        must_exit = bool(_signals.received) or _signals.parent_is_gone
+        return self._is_expected and must_exit and threading.current_thread() is threading.main_thread()
 
     def done(self) -> None:
         """Deliver the signals that were held back."""
@@ -121,7 +121,7 @@ class _HeldBack:
     """Holds back signals that end this process, from the first ``hold`` to the last ``release``."""
 
     def __init__(self) -> None:
-        self.heard: List[int] = []
+        self.received: List[int] = []
         self.parent_is_gone = False
         self._heard_at: Dict[int, float] = {}
         self._num_holds = self._pid = 0
@@ -135,7 +135,12 @@ class _HeldBack:
             return False
         self._num_holds += 1
         if self._num_holds == 1:
-            self.heard, self._pid, self._news, self._is_over = [], os.getpid(), queue.SimpleQueue(), threading.Event()
+            self.received, self._pid, self._news, self._is_over = (
+                [],
+                os.getpid(),
+                queue.SimpleQueue(),
+                threading.Event(),
+            )
             handlers: Dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
             self._before = {n: handler for n, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
             with contextlib.suppress(RuntimeError):  # no more threads: no log line, and a long iteration is not ended
@@ -157,19 +162,19 @@ class _HeldBack:
 
     def _note(self, number: int, frame: Any) -> None:
         if os.getpid() != self._pid:  # a forked child inherited the handlers, but has nothing to save
-            self.heard = [number]
+            self.received = [number]
             self._give_back()
         elif not self._num_holds:  # a handler that was set later calls this one, though nothing is held back any more
             self._pass_on(number, frame)
-        elif number in self.heard:
+        elif number in self.received:
             if time.monotonic() - self._heard_at[number] < SAME_S:
                 return
-            self.heard.remove(number)
+            self.received.remove(number)
             signal.signal(number, self._before[number])
             signal.raise_signal(number)
         else:
             self._heard_at[number] = time.monotonic()
-            self.heard.append(number)
+            self.received.append(number)
             self._news.put(number)
 
     def _pass_on(self, number: int, frame: Any) -> None:
@@ -186,7 +191,7 @@ class _HeldBack:
             # Only the main thread may change handlers, so ours stay and pass later signals on.
             self._news.put(None)
             self._is_over.set()
-            for number in self.heard:
+            for number in self.received:
                 os.kill(os.getpid(), number)
             return
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
@@ -194,7 +199,7 @@ class _HeldBack:
             for number, handler in self._before.items():
                 if signal.getsignal(number) == self._note:  # else other code has set its handler since
                     signal.signal(number, handler)
-            for number in self.heard:
+            for number in self.received:
                 signal.pthread_kill(threading.get_ident(), number)
             self._news.put(None)
             self._is_over.set()
@@ -219,7 +224,7 @@ class _HeldBack:
         if _ends_later.acquire(blocking=False):  # else the checkpoint is being written, and the launcher waits for it
             try:
                 logger.warning('the iteration has not ended within %.0f s: no last checkpoint is written', ARRIVE_S)
-                for number in self.heard[:1]:  # a second signal of its kind, which ends the process
+                for number in self.received[:1]:  # a second signal of its kind, which ends the process
                     signal.pthread_kill(threading.main_thread().ident or 0, number)
             finally:
                 _ends_later.release()

@@ -48,8 +48,8 @@ class LearnerExchanger(Exchanger):
     _may_go_on = False  # True: an iteration may run without a chunk while the store is away
     _train_iter = -1
     _away_since: Optional[float] = None
-    _untold: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # the ack and the progress that are not sent yet
-    _told: Optional[Dict[str, Any]] = None  # the progress of the last put
+    _unpublished: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # the ack and the progress that are not sent yet
+    _published: Optional[Dict[str, Any]] = None  # the progress of the last put
     _looked_at = 0.0
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
@@ -233,7 +233,7 @@ class LearnerExchanger(Exchanger):
         every collector, and with few cores they would run before the learner.
         """
         counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
-        self._untold = ingested, {'ingested': list(ingested), **counts}
+        self._unpublished = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
             with best_effort(self._session.store):
                 self._tell()
@@ -250,20 +250,20 @@ class LearnerExchanger(Exchanger):
             self._session.figures(ended_s=time.monotonic())
 
     def _tell(self) -> None:
-        if self._untold is not None:
-            ingested, progress = self._untold
+        if self._unpublished is not None:
+            ingested, progress = self._unpublished
             self._reader.advance(ingested, PROGRESS, progress)
-            self._untold, self._told = None, progress
+            self._unpublished, self._published = None, progress
 
     def _restore_progress(self) -> None:
         """Put the progress again if the server lost it. Collectors that wait for it may be the only source of rows."""
         now = time.monotonic()
-        if self._told is None or now < self._looked_at + LOOK_EVERY_S:
+        if self._published is None or now < self._looked_at + LOOK_EVERY_S:
             return
         self._looked_at = now
         newest = self._session.store.get(PROGRESS)
-        if newest is None or newest.header.get('ingested') != self._told['ingested']:
-            self._session.store.put(PROGRESS, self._told, {})
+        if newest is None or newest.header.get('ingested') != self._published['ingested']:
+            self._session.store.put(PROGRESS, self._published, {})
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """Put all that collectors appended before the run's end into the replay, so that both sides' counts agree."""

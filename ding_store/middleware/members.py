@@ -251,11 +251,11 @@ class Members:
 
     def policy_lag(self, name: str, version: int) -> int:
         """Return ``version`` minus the oldest version of the policy that a running collector uses."""
-        living = [m for m in self._heard() if m.role == 'collector' and not m.was_killed]
+        living = [m for m in self._reporting() if m.role == 'collector' and not m.was_killed]
         held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
         return max(0, version - min(held, default=version))
 
-    def _heard(self) -> Iterator[Member]:
+    def _reporting(self) -> Iterator[Member]:
         """
         Yield members that still report, the latest first. A member is left out if more than ``SILENT_AFTER`` reports
         per member up to it came after its own. All members after it are left out as well.
@@ -284,8 +284,8 @@ class Members:
 
     def _forget_departed(self) -> None:
         """Keep only sums of members that left long ago. All learners and evaluators stay, because they are few."""
-        heard = {member.id for member in self._heard()}
-        gone = [m for m in self.by_id.values() if m.id not in heard and m.role not in ('learner', 'evaluator')]
+        reported = {member.id for member in self._reporting()}
+        gone = [m for m in self.by_id.values() if m.id not in reported and m.role not in ('learner', 'evaluator')]
         gone.sort(key=lambda member: self._reported[member.id])
         for member in gone[: max(0, len(gone) - MAX_DEPARTED)]:
             self._departed.setdefault(member.role, _Departed()).add(member)

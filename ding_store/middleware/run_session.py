@@ -235,10 +235,10 @@ class RunSession:
             call(reason)
 
     def _watch(self) -> None:
-        has_heard = False
+        has_seen_end = False
         while not self._closing.is_set():
             try:
-                if has_heard:
+                if has_seen_end:
                     self._closing.wait(self.config.heartbeat_s)
                     if self._is_retired():
                         self.store.close_for_writing()
@@ -246,7 +246,7 @@ class RunSession:
                 else:
                     end = end_of(self.store, self.config.heartbeat_s)
                     if end is not None:
-                        has_heard = True
+                        has_seen_end = True
                         self._finish(end.reason, end.failed)
                 if self.member is not None and not self._closing.is_set():
                     self.member.report(self.store)

@@ -313,17 +313,17 @@ class MemoryStore(TransportStore):
             1,
         )
 
-    def _backfill(self, said: Backfill) -> None:
-        with self._change(said.stream) as log:
-            log.backfill(self.writer, said)
+    def _backfill(self, request: Backfill) -> None:
+        with self._change(request.stream) as log:
+            log.backfill(self.writer, request)
 
     def _leave(self, stream: str, admission: int) -> None:
         with self._change(stream) as log:
             log.leave(self.writer, admission)
 
-    def _announce(self, said: AppendRequest) -> AppendReply:
-        with self._change(said.stream) as log:
-            return log.announce(self.writer, said)
+    def _announce(self, request: AppendRequest) -> AppendReply:
+        with self._change(request.stream) as log:
+            return log.announce(self.writer, request)
 
     def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
         self._wait(lambda: self._memory.log(stream).freed > freed, timeout_s, slices=1)

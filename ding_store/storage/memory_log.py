@@ -67,36 +67,36 @@ class Log:
     bases: Dict[str, int] = field(default_factory=dict)  # writer -> the lowest sequence that it still held
     filled: Dict[int, bytes] = field(default_factory=dict)
 
-    def announce(self, writer: str, said: AppendRequest) -> AppendReply:
+    def announce(self, writer: str, request: AppendRequest) -> AppendReply:
         """Append an entry, or return why not: see ``lua/append.lua``."""
         known = self.writers.get(writer, _UNKNOWN)
         last, number, admission = known
-        if said.sequence == 0 and writer in self.writers:
-            self.bases[writer] = said.base
-        if said.epoch != self.epoch:
+        if request.sequence == 0 and writer in self.writers:
+            self.bases[writer] = request.base
+        if request.epoch != self.epoch:
             return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
-        if said.told and self._is_older(writer, *map(int, said.told.split(':'))):
+        if request.last_reply and self._is_older(writer, *map(int, request.last_reply.split(':'))):
             self.begin_epoch()
             return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
-        if said.admission != admission:
+        if request.admission != admission:
             return self._reply(outbox.FORGOTTEN, known)
-        self._bring_back(said.readers)
-        if said.sequence == 0 or said.sequence <= last:
+        self._bring_back(request.readers)
+        if request.sequence == 0 or request.sequence <= last:
             return self._reply(outbox.OK, known)
-        if said.sequence > max(last + 1, said.base):
+        if request.sequence > max(last + 1, request.base):
             return self._reply(outbox.GAP, known)
-        if said.transport not in (WIRE, self.transport):
+        if request.transport not in (WIRE, self.transport):
             return self._reply(outbox.PLANE, known)
-        if said.max_pending_bytes and said.drop_oldest:
-            self._drop_to(said.max_pending_bytes - said.size)
-        if said.max_pending_bytes and self.pending_bytes + said.size > said.max_pending_bytes:
+        if request.max_pending_bytes and request.drop_oldest:
+            self._drop_to(request.max_pending_bytes - request.size)
+        if request.max_pending_bytes and self.pending_bytes + request.size > request.max_pending_bytes:
             return self._reply(outbox.FULL, known)
         self.last += 1
         self.deleted = False
-        self.chain = link(self.chain, writer, said.sequence)
-        self.records[self.last] = LogEntry(writer, said.sequence, said.payload, said.size, self.chain)
-        self.pending_bytes += said.size
-        self.writers[writer] = Known(said.sequence, self.last, admission)
+        self.chain = link(self.chain, writer, request.sequence)
+        self.records[self.last] = LogEntry(writer, request.sequence, request.payload, request.size, self.chain)
+        self.pending_bytes += request.size
+        self.writers[writer] = Known(request.sequence, self.last, admission)
         return self._reply(outbox.OK, self.writers[writer])._replace(chain=self.chain)
 
     def begin_epoch(self) -> None:
@@ -113,12 +113,12 @@ class Log:
             self.leaving.add(writer)
             self._drop_left()
 
-    def backfill(self, writer: str, said: Backfill) -> None:
-        for number in range(min(said.number, self.last), self.floor, -1):
+    def backfill(self, writer: str, request: Backfill) -> None:
+        for number in range(min(request.number, self.last), self.floor, -1):
             record = self.records[number]
-            if said.epoch == self.epoch and record.writer == writer and record.sequence <= said.sequence:
-                if record.sequence == said.sequence:
-                    self.filled[number] = said.payload
+            if request.epoch == self.epoch and record.writer == writer and record.sequence <= request.sequence:
+                if record.sequence == request.sequence:
+                    self.filled[number] = request.payload
                     self.freed += 1
                 return
 

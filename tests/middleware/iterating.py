@@ -43,7 +43,7 @@ def lose_parent():
         os._exit(0)
 
     threading.Thread(target=leave).start()
-    while not last_save.is_told:
+    while not last_save.must_exit:
         time.sleep(0.01)  # the other thread is about to say so, and tells nobody when it has
 
 
@@ -55,7 +55,7 @@ def iterate():
     while True:
         say('iterating')
         CALLS.get(wait_for_a_line(), str)()
-        if last_save.is_told:
+        if last_save.must_exit:
             with saving():
                 say('saved')
             last_save.done()

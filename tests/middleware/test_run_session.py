@@ -224,7 +224,7 @@ def test_server_at_maxmemory_does_not_end_the_run(forgetful_server, caplog):
         within(lambda: Members(stores[1]).refresh().of('learner')[0].beat > before)
         within(lambda: not learner.is_server_full)
         assert [learner.finished, collector.finished] == [False, False]
-    warnings = [record for record in caplog.records if 'the run goes on as far' in record.message]
+    warnings = [record for record in caplog.records if 'reports and weights are skipped' in record.message]
     assert len(warnings) == 2
 
 

@@ -178,11 +178,11 @@ class MemoryDelivery(Delivery):
         store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
         announce = store._writer._announce
 
-        def lossy(said):
+        def lossy(request):
             fault, store.fault = getattr(store, 'fault', None), None
             if fault == 'before':
                 raise StoreUnavailable('request lost')
-            reply = announce(said)
+            reply = announce(request)
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
             return reply
@@ -293,7 +293,7 @@ class MistakenDelivery(MemoryDelivery):
     def open(self):
         store = super().open()
         announce = store._writer._announce
-        store._writer._announce = lambda said: announce(said._replace(told=''))
+        store._writer._announce = lambda request: announce(request._replace(last_reply=''))
         return store
 
 

@@ -415,12 +415,12 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     place = writer.append('s', {}, chunk(1))
     outbox = writer.store._writer._stream_writer('s').outbox
     (ring,) = writer._rings['s']._rings
-    assert not outbox.hear(FreedCapacity(1000, 'another', 1000))
-    assert not outbox.hear(FreedCapacity(outbox.freed, place.epoch, 0))
+    assert not outbox.on_freed(FreedCapacity(1000, 'another', 1000))
+    assert not outbox.on_freed(FreedCapacity(outbox.freed, place.epoch, 0))
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.hear(writer.store._wait_for_capacity('s', outbox.freed, WAIT_S))
+    assert outbox.on_freed(writer.store._wait_for_capacity('s', outbox.freed, WAIT_S))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 

@@ -53,7 +53,7 @@ class AppendRequest(NamedTuple):
     size: int = 0  # bytes of the payload, also if only a reference to it is sent
     transport: int = WIRE  # number of the transport that this reference is for
     readers: str = ''  # durable readers that the server may have lost, from an earlier reply
-    told: str = ''  # "<last>:<number>" of the last reply of this epoch: a server that has less lost entries
+    last_reply: str = ''  # "<last>:<number>" of the last reply of this epoch: a server that has less lost entries
     admission: int = 0  # number that the server gave this writer; 0: none
     listed: int = 0  # ``listed`` of the last reply with readers
 
@@ -171,7 +171,7 @@ class Outbox:
     ) -> None:
         self.stream = stream
         self.epoch = ''
-        self._told = ''  # "<last>:<number>" of the server's last reply in this epoch
+        self._last_reply = ''  # "<last>:<number>" of the server's last reply in this epoch
         self._released = start  # the highest sequence that was released
         self.num_dropped = 0
         self.transport = 0
@@ -297,7 +297,7 @@ class Outbox:
         while self._sent:
             self._let_go(self._sent[0].number)
 
-    def hear(self, freed: FreedCapacity) -> bool:
+    def on_freed(self, freed: FreedCapacity) -> bool:
         """Release what was acked in this epoch, if the last acked entry is this writer's. Return whether any was."""
         newest = next((item for item in self._sent if item.number >= freed.floor), None)
         # The number alone proves nothing: a server that went back in time gives it to another entry.
@@ -317,10 +317,10 @@ class Outbox:
 
     def _send(self, item: Item) -> AppendReply:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
-        said = self._announcement(item)
-        item.is_referenced |= said.transport != WIRE
+        request = self._announcement(item)
+        item.is_referenced |= request.transport != WIRE
         try:
-            reply = self._announce(said)
+            reply = self._announce(request)
         except StoreError as e:
             if e.has_no_effect:
                 item.uncertain = lost_before
@@ -348,13 +348,15 @@ class Outbox:
     def _announcement(self, item: Optional[Item]) -> AppendRequest:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
-            said = AppendRequest(self.stream, self.epoch, 0, base, readers=self._forgotten, told=self._told)
-            return said._replace(admission=self.admission, listed=self._listed)
+            request = AppendRequest(
+                self.stream, self.epoch, 0, base, readers=self._forgotten, last_reply=self._last_reply
+            )
+            return request._replace(admission=self.admission, listed=self._listed)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, transport = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.transport)
         payload = (data, limit, self._drop_oldest, item.payload.size, transport)
-        known = (self._forgotten, self._told, self.admission, self._listed)
+        known = (self._forgotten, self._last_reply, self.admission, self._listed)
         return AppendRequest(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
     def _learn(self, reply: AppendReply) -> None:
@@ -368,7 +370,7 @@ class Outbox:
         if is_changed:
             self._ends = reply.ends
         self.epoch, self.num_dropped = reply.epoch, reply.num_dropped
-        self._told = f'{reply.last}:{reply.number}' if reply.last else ''
+        self._last_reply = f'{reply.last}:{reply.number}' if reply.last else ''
         self.transport, self.host, self.freed = reply.transport, reply.host, reply.freed
         self.admission = reply.admission
         if is_changed:
@@ -391,7 +393,7 @@ class Outbox:
         """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit it again."""
         self.let_all_go()
         self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
-        self._told = self._readers = self._forgotten = ''
+        self._last_reply = self._readers = self._forgotten = ''
         self._listed = 0
 
     def _let_go(self, floor: int) -> bool:

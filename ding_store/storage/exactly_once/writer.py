@@ -251,7 +251,7 @@ class Writer:
         """Release the entries that are acked. Wait up to ``wait_s`` for new acks."""
         stream_writer = self._stream_writer(stream)
         freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
-        if freed is None or not self._hear(stream_writer, freed):
+        if freed is None or not self._on_freed(stream_writer, freed):
             self.check_stream(stream)
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
@@ -407,9 +407,9 @@ class Writer:
             # In a deleted stream no reader finds a reference.
             return stream_writer.outbox.num_queued == 0 or stream_writer.outbox.is_over
 
-    def _hear(self, stream_writer: StreamWriter, freed: FreedCapacity) -> bool:
+    def _on_freed(self, stream_writer: StreamWriter, freed: FreedCapacity) -> bool:
         with stream_writer.tried(0.0) as is_held:
-            return is_held and stream_writer.outbox.hear(freed)
+            return is_held and stream_writer.outbox.on_freed(freed)
 
     def _check(self, stream_writer: StreamWriter, wait_s: float = 0.0, also_empty: bool = False) -> None:
         if not (also_empty or len(stream_writer.outbox)):

@@ -56,40 +56,47 @@ class RedisAppends:
         self._index = index
         self._doubt = doubt
 
-    def announce(self, said: AppendRequest) -> AppendReply:
-        if said.sequence > 0:
-            self._index(said.stream)
-        if len(said.payload) >= ASK_BYTES:
-            reply = self._append(said, b'', -1, '', None)
+    def announce(self, request: AppendRequest) -> AppendReply:
+        if request.sequence > 0:
+            self._index(request.stream)
+        if len(request.payload) >= ASK_BYTES:
+            reply = self._append(request, b'', -1, '', None)
             if reply.status != ROOM:
                 return reply
-        what, key = f'append to {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+        what, key = f'append to {request.stream!r}', self._part_key(request.stream, request.sequence, request.payload)
         try:
             reply = publish_in_parts(
-                what, key, said.payload, lambda *place: self._append(said, *place), lambda one: one.status == NO_PARTS
+                what,
+                key,
+                request.payload,
+                lambda *place: self._append(request, *place),
+                lambda one: one.status == NO_PARTS,
             )
         except ServerFull:
             # The append of an earlier attempt, whose reply was lost, may have succeeded. Its entry owns the parts then.
-            if key and self._append(said._replace(sequence=0, transport=WIRE), b'', 0, '', None).last < said.sequence:
-                self._drop_parts(what, key, said.payload)
+            if (
+                key
+                and self._append(request._replace(sequence=0, transport=WIRE), b'', 0, '', None).last < request.sequence
+            ):
+                self._drop_parts(what, key, request.payload)
             raise
         if reply.status == FULL and key:
-            self._drop_parts(what, key, said.payload)
+            self._drop_parts(what, key, request.payload)
         return reply
 
-    def backfill(self, said: Backfill) -> None:
-        known = (said.epoch, self._writer, said.sequence, said.number)
-        what, key = f'backfill {said.stream!r}', self._part_key(said.stream, said.sequence, said.payload)
+    def backfill(self, request: Backfill) -> None:
+        known = (request.epoch, self._writer, request.sequence, request.number)
+        what, key = f'backfill {request.stream!r}', self._part_key(request.stream, request.sequence, request.payload)
 
         def backfill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
             arguments = (*known, num_parts, key, place)
-            return self._call(what, lambda session: self._script(session, 'fill', said.stream, arguments, before))
+            return self._call(what, lambda session: self._script(session, 'fill', request.stream, arguments, before))
 
         try:
-            publish_in_parts(what, key, said.payload, backfill, lambda reply: reply < 0)
+            publish_in_parts(what, key, request.payload, backfill, lambda reply: reply < 0)
         except ServerFull:
             if key:
-                backfill(b'', place_of(key, said.payload).num_parts, key, None)
+                backfill(b'', place_of(key, request.payload).num_parts, key, None)
             raise
 
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
@@ -104,34 +111,34 @@ class RedisAppends:
         return self._key(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
 
     def _append(
-        self, said: AppendRequest, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
+        self, request: AppendRequest, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
     ) -> AppendReply:
         arguments = (
-            said.epoch,
+            request.epoch,
             self._writer,
-            said.sequence,
-            said.base,
-            said.size,
-            said.max_pending_bytes,
-            int(said.drop_oldest),
-            '' if said.transport == WIRE else said.transport,
+            request.sequence,
+            request.base,
+            request.size,
+            request.max_pending_bytes,
+            int(request.drop_oldest),
+            '' if request.transport == WIRE else request.transport,
             num_parts,
             key,
-            said.readers,
+            request.readers,
             '',  # compression that all readers must have: a reader without the codec raises an error instead
-            said.told,
-            said.admission,
-            said.listed,
+            request.last_reply,
+            request.admission,
+            request.listed,
             MAX_SILENT_WRITERS,
             payload,
         )
 
         def run(session: ServerSession) -> Any:
-            return session.generation.num_ends, self._script(session, 'append', said.stream, arguments, before)
+            return session.generation.num_ends, self._script(session, 'append', request.stream, arguments, before)
 
-        num_runs, (status, epoch, host, *numbers) = self._call(f'append to {said.stream!r}', run)
+        num_runs, (status, epoch, host, *numbers) = self._call(f'append to {request.stream!r}', run)
         if status == STALE.encode():
-            self._doubt(said.stream)
+            self._doubt(request.stream)
         number, last, floor, freed, dropped, transport, wanted, num_ends, admission, listed, readers, chain = numbers
         known = (number, last, floor, freed, dropped, transport)
         return AppendReply(

@@ -17,7 +17,7 @@ from ding_store.storage.redis.server_session import ServerSession
 #: Fields of the entries that lua/stream.lua writes there.
 _FIELDS = {'room': {b'e', b'f', b'c'}, 'planes': {b'h'}}
 
-Told = Tuple[int, Dict[bytes, bytes]]  # a counter, and fields
+Notification = Tuple[int, Dict[bytes, bytes]]  # a counter, and fields
 
 
 class RedisNotifications:
@@ -51,7 +51,7 @@ class RedisNotifications:
         """See ``TransportStore.wait_for_transports``."""
         self._notifications('planes', known, block_ms)
 
-    def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Told]:
+    def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Notification]:
         """Return the notifications after the known counters. If another program wrote one, rewrite all."""
         if not known:  # Redis refuses XREAD without keys. Any command notices that the server ended.
             self._wait(f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:')))
@@ -59,9 +59,9 @@ class RedisNotifications:
         keys, places = (self._key(stream, part) for stream in known), (f'{number}-0' for number in known.values())
         command: Tuple[Argument, ...] = ('XREAD', 'BLOCK', block_ms, 'STREAMS', *keys, *places)
 
-        def wait(session: ServerSession) -> List[Told]:
+        def wait(session: ServerSession) -> List[Notification]:
             try:
-                found = [_told(raw, _FIELDS[part]) for raw in _entries(session.ask(command)[0])]
+                found = [_parsed(raw, _FIELDS[part]) for raw in _entries(session.ask(command)[0])]
             except (ValueError, redis.ResponseError) as e:
                 if isinstance(e, redis.ResponseError) and not str(e).startswith('WRONGTYPE'):
                     raise
@@ -80,7 +80,7 @@ def _entries(reply: Any) -> List[Any]:
     return [entry for entries in streams for entry in entries]
 
 
-def _told(raw: Any, names: AbstractSet[bytes]) -> Told:
+def _parsed(raw: Any, names: AbstractSet[bytes]) -> Notification:
     redis_id, pairs = raw
     number, fields = int(redis_id.partition(b'-')[0]), dict(zip(pairs[::2], pairs[1::2]))
     if number >> NUMBER_BITS or fields.keys() != names or not fields.get(b'f', b'0').isdigit():
