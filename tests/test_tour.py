@@ -1,11 +1,11 @@
 """The tour in CONTRIBUTING.md is true: its functions exist, and small examples call them in its order."""
 
 import ast
-import atexit
 import functools
 import os
 import re
 import select
+import subprocess
 import sys
 import threading
 import traceback
@@ -231,11 +231,6 @@ with task.start(async_mode=False, ctx=OnlineRLContext()):
 
 def test_tour_of_a_run_is_called_in_order(tmp_path, redis_binary):
     pytest.importorskip('ding')
-    # The roles import these. They are forked from this process, which imports them once for all tests.
-    import ding.config.config  # noqa: F401
-    import ding.framework.middleware  # noqa: F401
-    import ding.worker  # noqa: F401
-
     (tmp_path / 'main.py').write_text(SCRIPT)
     command = ['run', '--run', 'tour', '--roles', 'learner=1,collector=1', '--', 'python', 'main.py']
     steps = steps_of('run')
@@ -253,14 +248,16 @@ def is_removed(directory: Path) -> bool:
 
 
 def traced_command(command: List[str], steps: List[Step], cwd: Path) -> Tuple[int, List[Step]]:
-    """Run ``ding-store COMMAND`` in a process forked from this one. Return its exit code, and the steps as called."""
+    """
+    Run ``ding-store COMMAND`` in a new process. Return its exit code, and the steps as called.
+
+    It is not forked from this one: a child aborts if it closes a socket of nng that another test left open here.
+    """
     reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            run_command(command, steps, cwd, writes)
-        finally:
-            os._exit(1)
+    code = f'import sys; sys.path[:0] = {sys.path!r}; import test_tour; test_tour.run_command({command!r}, {writes})'
+    child = subprocess.Popen(
+        [sys.executable, '-W', 'ignore', '-c', code], cwd=cwd, pass_fds=[writes], start_new_session=True
+    )
     os.close(writes)
     text = b''
     with open(reads, 'rb', buffering=0) as pipe:
@@ -270,22 +267,25 @@ def traced_command(command: List[str], steps: List[Step], cwd: Path) -> Tuple[in
                 break
             text += part
         else:
-            os.killpg(pid, 9)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    return code, [steps[int(number)] for number in text.split()]
+            os.killpg(child.pid, 9)
+    return child.wait(), [steps[int(number)] for number in text.split()]
 
 
-def run_command(command: List[str], steps: List[Step], cwd: Path, writes: int) -> None:
+def run_command(command: List[str], writes: int) -> None:
+    """Run the command in this process, which exits. Write the numbers of the steps that it calls."""
+    # The roles import these. They are forked from this process, which imports them once.
+    import ding.config.config  # noqa: F401
+    import ding.framework.middleware  # noqa: F401
+    import ding.worker  # noqa: F401
+
     from ding_store.cli import main
     from ding_store.launch import user_script
 
-    os.setsid()
-    os.chdir(cwd)
+    steps = steps_of('run')
     out = os.open('out', os.O_WRONLY | os.O_CREAT)
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stdout, sys.stderr = os.fdopen(1, 'w'), os.fdopen(2, 'w')
-    atexit._clear()  # type: ignore[attr-defined]  # What this process registered is not for its children to do.
     # The launcher's imports take seconds, and this process has all that the script needs.
     user_script._import_all = user_script._load_loops = lambda: None
     try:

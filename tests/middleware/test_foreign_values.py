@@ -12,6 +12,7 @@ pytest.importorskip('ding')
 from ding.framework import OnlineRLContext, task  # noqa: E402
 
 from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.environment import Environment  # noqa: E402
 from ding_store.errors import ConfigError, SchemaMismatch  # noqa: E402
 from ding_store.launch.job import Job  # noqa: E402
 from ding_store.launch.join import join  # noqa: E402
@@ -81,7 +82,7 @@ def _join(store):
     session = SimpleNamespace(store=store.another())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('ding_store.launch.join.RunSession', lambda config: session)
-        join(CONFIG, 'collector', None, None, wait=True)
+        join(CONFIG, Environment(), 'collector', None, None, wait=True)
 
 
 @pytest.mark.parametrize('name', ['launch/0', 'joined/learner', 'part/learner'])

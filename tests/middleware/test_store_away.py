@@ -206,7 +206,7 @@ def test_nonblocking_call_does_not_wait_for_other_threads(own_server, tmp_path):
         own_server.signal(signal.SIGSTOP)
         store.advance('s', 'r', two, 'news', {'number': 2})
         own_server.kill()
-        others = [threading.Thread(target=one) for one in (store._values._own['weights'].fill, store.flush)]
+        others = [threading.Thread(target=one) for one in (store._values._own['weights'].backfill, store.flush)]
         for thread in others:
             thread.start()
         eventually(store._values._own['weights']._lock.locked, 'one waits for the server')
