@@ -39,7 +39,7 @@ class Backpressure:
     def appended(self, entry_id: EntryId) -> None:
         self._appended = entry_id
 
-    def caught_up(self, timeout_s: float) -> Optional[bool]:
+    def wait_within_lead(self, timeout_s: float) -> Optional[bool]:
         """Return True if the lead is within bounds. If not, wait for progress, and return None if it is still not."""
         if self._is_within_bounds():
             return True

@@ -134,7 +134,7 @@ class LearnerExchanger(Exchanger):
         is_away = self._is_away()
         if len(self._read_ahead) == 0 and not is_away:
             with best_effort(self._session.store):
-                self._tell()
+                self._send_ack()
                 self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
                 self._pass_over_skipped()
                 self._restore_progress()
@@ -236,7 +236,7 @@ class LearnerExchanger(Exchanger):
         self._unpublished = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
             with best_effort(self._session.store):
-                self._tell()
+                self._send_ack()
         self._session.figures(
             rows=self._consumer_offset.num_rows,
             chunks=self._consumer_offset.num_chunks,
@@ -249,7 +249,7 @@ class LearnerExchanger(Exchanger):
         if not self._session.finished:
             self._session.figures(ended_s=time.monotonic())
 
-    def _tell(self) -> None:
+    def _send_ack(self) -> None:
         if self._unpublished is not None:
             ingested, progress = self._unpublished
             self._reader.advance(ingested, PROGRESS, progress)
@@ -282,7 +282,7 @@ class LearnerExchanger(Exchanger):
                 setattr(ctx, key, getattr(renewed, key))
             self._taken = [entry]
         self._send(ctx)
-        self._tell()
+        self._send_ack()
         self._session.store.flush()
 
     def _rest(self) -> List[Entry]:

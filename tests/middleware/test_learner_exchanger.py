@@ -494,13 +494,13 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
         client.delete(log)
         for redis_id, fields in rows:
             client.xadd(log, {**fields, b'p': b''}, id=redis_id)
-        assert backpressure.caught_up(0.0) is None
+        assert backpressure.wait_within_lead(0.0) is None
         learner._read_ahead = ReadAhead(learner._reader)
         with task.start(async_mode=False, ctx=OnlineRLContext()):
             deadline = monotonic() + 60
-            while backpressure.caught_up(0.0) is None and monotonic() < deadline:
+            while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
                 assert not learner._take(1, 0.1)
-        assert backpressure.caught_up(0.0)
+        assert backpressure.wait_within_lead(0.0)
         assert learner._reader.num_corrupt == 3
         learner._read_ahead.wake()
         learner._read_ahead.rest()
@@ -541,9 +541,9 @@ def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
         assert store.get(PROGRESS).header['ingested'] == list(entry.id)
         store.lose_memory(keep=None if lost == 'all' else before)
         deadline = monotonic() + 60
-        while backpressure.caught_up(0.0) is None and monotonic() < deadline:
+        while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
             assert not learner._take(1, 0.1)
-    assert backpressure.caught_up(0.0)
+    assert backpressure.wait_within_lead(0.0)
     assert store.get(PROGRESS).header['ingested'] == list(entry.id)
     learner._read_ahead.wake()
 

@@ -124,7 +124,7 @@ class Loop:
         while len(self.buffer) < self.num_collected:
             self.iterate()
         self.store.flush()
-        assert self.backpressure.caught_up(WAIT_S)
+        assert self.backpressure.wait_within_lead(WAIT_S)
         value = self.collector.get('weights/main')
         assert value.version == self.sender.version > (before.version if before is not None else 0)
         assert value.header['train_iter'] == self.ctx.train_iter

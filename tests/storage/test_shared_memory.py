@@ -458,13 +458,13 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
             return
         for part in told:
             write(part)
-        writer.store._writer.learn('s', WAIT_S)
+        writer.store._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 2
         assert [number_of(entry) for entry in reader.read()] == [0, 1]
         for part in told:
             write(part)
         reader.ack()  # which says it anew, under a number that no clock gave
-        writer.store._writer.learn('s', WAIT_S)
+        writer.store._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
         writer.store.wait_for_transports({'s': told['planes']}, WAIT_S)

@@ -184,7 +184,7 @@ class Outbox:
         #: The epoch that this writer appends to, and the counts when it began.
         self._written: Tuple[str, Ends] = ('', (0, 0))
         #: Readers of the last reply that listed them, and those to send to a server that lost its memory.
-        self._readers = self._forgotten = ''
+        self._readers = self._readers_to_restore = ''
         self._listed = 0  # of ``_readers``
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
@@ -284,13 +284,13 @@ class Outbox:
                 if self._queue and self._queue[0] is item:
                     self._queue.popleft()
             # Also after FULL: there may be no room before readers can read, and ack, what this reply requests.
-            self._learn(reply)
+            self._apply_reply(reply)
             if reply.status == FULL:
                 raise Refused(reply.freed)
 
     def check(self) -> None:
         """Request the stream's state. Entries that the server lost are queued again, and acked ones are released."""
-        self._learn(self._announce(self._announcement(None)))
+        self._apply_reply(self._announce(self._announcement(None)))
 
     def let_all_go(self) -> None:
         """Release all entries that the server had accepted, because the stream was deleted."""
@@ -349,17 +349,17 @@ class Outbox:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
             request = AppendRequest(
-                self.stream, self.epoch, 0, base, readers=self._forgotten, last_reply=self._last_reply
+                self.stream, self.epoch, 0, base, readers=self._readers_to_restore, last_reply=self._last_reply
             )
             return request._replace(admission=self.admission, listed=self._listed)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, transport = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.transport)
         payload = (data, limit, self._drop_oldest, item.payload.size, transport)
-        known = (self._forgotten, self._last_reply, self.admission, self._listed)
+        known = (self._readers_to_restore, self._last_reply, self.admission, self._listed)
         return AppendRequest(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
-    def _learn(self, reply: AppendReply) -> None:
+    def _apply_reply(self, reply: AppendReply) -> None:
         if reply.status == FORGOTTEN:
             self._begin_anew()
             return
@@ -374,10 +374,10 @@ class Outbox:
         self.transport, self.host, self.freed = reply.transport, reply.host, reply.freed
         self.admission = reply.admission
         if is_changed:
-            self._forgotten = '' if self.is_over else self._forgotten or self._readers
+            self._readers_to_restore = '' if self.is_over else self._readers_to_restore or self._readers
         elif self.epoch:
-            self._forgotten = ''  # A reply within the epoch shows that the server has read the list.
-        if not self._forgotten and reply.readers is not None:
+            self._readers_to_restore = ''  # A reply within the epoch shows that the server has read the list.
+        if not self._readers_to_restore and reply.readers is not None:
             self._readers, self._listed = reply.readers, reply.listed
         self._let_go(reply.floor)
         if is_changed and self.is_over:
@@ -393,7 +393,7 @@ class Outbox:
         """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit it again."""
         self.let_all_go()
         self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
-        self._last_reply = self._readers = self._forgotten = ''
+        self._last_reply = self._readers = self._readers_to_restore = ''
         self._listed = 0
 
     def _let_go(self, floor: int) -> bool:

@@ -82,7 +82,7 @@ class Reader:
         #: Writers that the server has, as far as this reader has seen in this epoch.
         self._here: Set[str] = set()
         #: The highest number of writers that a server had when it lost its memory.
-        self._num_lost_sight: int = (heads or {}).get('num_lost_sight', 0)
+        self._max_writers_at_loss: int = (heads or {}).get('num_lost_sight', 0)
         # Entries from before this reader must not count as new when their writer sends them again.
         self._past = self._writers() if start == 'now' else {}
         # Without marks, entries up to here may have been acked by a previous reader of this name.
@@ -111,7 +111,7 @@ class Reader:
         """
         with self._lock:
             heads = self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
-            return {**heads, 'num_lost_sight': self._num_lost_sight}
+            return {**heads, 'num_lost_sight': self._max_writers_at_loss}
 
     @property
     def num_lost(self) -> int:
@@ -238,7 +238,7 @@ class Reader:
             return
         self._here = set(stream.writers)
         carried = [writer for writer in self._marks if writer not in self._here]
-        for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._num_lost_sight)]:
+        for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._max_writers_at_loss)]:
             if not self._losses.is_awaited(writer):
                 self._drop(writer)
 
@@ -305,7 +305,7 @@ class Reader:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
             self._losses.begin_epoch(first.epoch, self._cursor, self._marks)
-            self._num_lost_sight = max(self._num_lost_sight, len(self._here))
+            self._max_writers_at_loss = max(self._max_writers_at_loss, len(self._here))
             self._here = set()
 
     def _know(self, epoch: str) -> None:

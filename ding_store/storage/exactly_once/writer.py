@@ -247,7 +247,7 @@ class Writer:
         if stream_writer is not None:
             self._check(stream_writer, wait_s, also_empty=True)
 
-    def learn(self, stream: str, wait_s: float) -> None:
+    def ask_for_acks(self, stream: str, wait_s: float) -> None:
         """Release the entries that are acked. Wait up to ``wait_s`` for new acks."""
         stream_writer = self._stream_writer(stream)
         freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
