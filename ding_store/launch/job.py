@@ -378,6 +378,10 @@ class Job:
         return self.is_hurrying and end is not None and not end.failed
 
     def _may_restart(self, code: int, session: RunSession) -> bool:
+        """
+        Return whether a crashed process may be started again. A learner that failed because the disk is full
+        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full.
+        """
         limit = self._max_restarts(session.store)
         if limit is None or session.store.get(FINISH) is not None:
             return False

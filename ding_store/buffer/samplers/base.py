@@ -108,7 +108,10 @@ class Sampler(RowListener):
         return None
 
     def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
-        """Note which Prefetch, if any, draws ahead for the next sample. A queue takes back what another one drew."""
+        """
+        Note which Prefetch, if any, draws ahead for the next sample. A sampler that gives each row out in order, such
+        as Fifo, calls ``give_back`` of the previous Prefetch if it is another one.
+        """
 
     def drawn(self, rows: Array) -> None:
         """Note that these chosen rows are drawn ahead. ``delivered`` or ``returned`` follows."""

@@ -154,7 +154,7 @@ class Outbox:
         A writer's copies of the unacked entries of one stream, in order. Not thread-safe: the writer holds a lock
         around every method.
     Arguments:
-        - announce (:obj:`Callable`): Sends a request in one round trip. It raises StoreUnavailable if the reply was
+        - send_request (:obj:`Callable`): Sends a request in one round trip. It raises StoreUnavailable if the reply was
           lost.
         - backfill (:obj:`Optional[Callable]`): Sends a payload in one round trip. Needed if payloads have references.
         - start (:obj:`int`): The sequence before that of the first entry.
@@ -163,7 +163,7 @@ class Outbox:
     def __init__(
         self,
         stream: str,
-        announce: Callable[[AppendRequest], AppendReply],
+        send_request: Callable[[AppendRequest], AppendReply],
         max_pending_bytes: int = 0,
         drop_oldest: bool = False,
         backfill: Optional[Callable[[Backfill], None]] = None,
@@ -178,7 +178,7 @@ class Outbox:
         self.host = ''
         self.freed = 0  # the stream's counter of freed entries, by the last reply
         self.admission = 0  # number of this writer's admission to the stream; 0: none
-        self._announce = announce
+        self._send_request = send_request
         self._backfill = backfill
         self._ends: Ends = (0, 0)  # when the current epoch began
         #: The epoch that this writer appends to, and the counts when it began.
@@ -290,7 +290,7 @@ class Outbox:
 
     def check(self) -> None:
         """Request the stream's state. Entries that the server lost are queued again, and acked ones are released."""
-        self._apply_reply(self._announce(self._announcement(None)))
+        self._apply_reply(self._send_request(self._request_of(None)))
 
     def let_all_go(self) -> None:
         """Release all entries that the server had accepted, because the stream was deleted."""
@@ -317,10 +317,10 @@ class Outbox:
 
     def _send(self, item: Item) -> AppendReply:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
-        request = self._announcement(item)
+        request = self._request_of(item)
         item.is_referenced |= request.transport != WIRE
         try:
-            reply = self._announce(request)
+            reply = self._send_request(request)
         except StoreError as e:
             if e.has_no_effect:
                 item.uncertain = lost_before
@@ -342,10 +342,10 @@ class Outbox:
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
         if not is_away and not isinstance(error, StoreClosed):
             with suppress(StoreError):
-                return self._announce(self._announcement(None))
+                return self._send_request(self._request_of(None))
         return None
 
-    def _announcement(self, item: Optional[Item]) -> AppendRequest:
+    def _request_of(self, item: Optional[Item]) -> AppendRequest:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
             request = AppendRequest(
