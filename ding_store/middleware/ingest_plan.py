@@ -7,7 +7,7 @@ from typing import Any, Callable, Dict, List, Optional
 from ding.framework import Task
 from ditk import logging
 
-from ding_store.middleware.insert_ratio import warn_of_no_pace
+from ding_store.middleware.insert_ratio import warn_of_no_ratio
 
 #: Attribute of ding_store's middleware that may stand before the pusher because it uses no trajectories.
 USES_NO_TRAJECTORIES = '__ding_store_harmless__'
@@ -74,7 +74,7 @@ class IngestPlan:
             return
         pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
         if not pushers:
-            warn_of_no_pace(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
+            warn_of_no_ratio(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
             return
         pusher = following[pushers[0]]
         self._to_pusher = following[: pushers[0] + 1]

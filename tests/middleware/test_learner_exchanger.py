@@ -430,7 +430,7 @@ def test_free_learner_takes_all_chunks_at_once(store, ratio, num_taken):
     learner._session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio), store=store, wait_for=lambda what, attempt, role: attempt(20.0)
     )
-    learner._read_ahead, learner._paced = ReadAhead(learner._reader), None
+    learner._read_ahead, learner._ratio_read_ahead = ReadAhead(learner._reader), None
     ctx = OnlineRLContext()
     assert learner._receive(ctx)
     assert (len(learner._taken), ctx.env_step) == (num_taken, num_taken)
@@ -484,7 +484,7 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
     with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
         learner = LearnerExchanger.__new__(LearnerExchanger)
         learner._session = SimpleNamespace(store=store, figures=lambda **_: None, finished=True)
-        learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
+        learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
         learner._taken, learner._num_skipped = [], 0
         learner._reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
         writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=2)
@@ -508,7 +508,7 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
 
 def test_progress_is_published_for_lost_chunks():
     told, learner = [], LearnerExchanger.__new__(LearnerExchanger)
-    learner._taken, learner._num_skipped, learner._paced = [], 0, None
+    learner._taken, learner._num_skipped, learner._ratio_read_ahead = [], 0, None
     learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
     learner._read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
     learner._advance = lambda ctx, ingested: told.append(ingested)
@@ -527,7 +527,7 @@ def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
     monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
     learner = LearnerExchanger.__new__(LearnerExchanger)
     learner._session = SimpleNamespace(store=store.another(), figures=lambda **_: None, finished=True)
-    learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
+    learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
     learner._taken, learner._num_skipped = [], 0
     learner._reader = Reader(learner._session.store, STREAM, 'learner')
     learner._read_ahead = ReadAhead(learner._reader)

@@ -78,7 +78,7 @@ class Loop:
         self._model = torch.nn.Linear(num_weights, num_weights)
         self.learner = Learner(self.store, self.buffer)
         self.learner._ingest_plan.count = self.buffer.count
-        self.learner._session, self.learner._paced = self.session, None
+        self.learner._session, self.learner._ratio_read_ahead = self.session, None
         self.learner._read_ahead = ReadAhead(self.learner._reader)
         self.learner._taken, self.learner._num_skipped = [], 0
         self.sender = WeightsSender(self.session, self._model, 'main')
