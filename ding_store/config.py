@@ -150,9 +150,11 @@ class StoreConfig:
         - run (:obj:`Optional[str]`): Name of the run, which prefixes all its keys and files. Default: the config's
             exp_name. ``run_name`` replaces characters that keys and files cannot have.
         - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per chunk. The train iterations
-            per env step are then the pipeline's own. 'free': each iteration takes all chunks that are there.
-        - max_lead (:obj:`int`): With train_ratio 'keep': number of chunks that all collectors together may be ahead of
-            the learner before they wait. More keep the learner busier, fewer keep the policy fresher.
+            per env step are then the pipeline's own. 'free': each iteration takes the chunks that are there, at most
+            64. Collectors then wait only while the stream is full, or by ``max_lead`` if samples_per_insert is set.
+        - max_lead (:obj:`int`): With train_ratio 'keep' or samples_per_insert: a collector waits while its last chunk
+            is more than this many chunks ahead of the learner. Then it sends one more, so all collectors together may
+            be ahead by ``max_lead`` plus their number. More keep the learner busier, fewer keep the policy fresher.
         - samples_per_insert (:obj:`Optional[float]`): Elements sampled per element inserted. None: the ratio that
             follows from the pipeline.
         - error_buffer (:obj:`Optional[float]`): Tolerance of ``samples_per_insert``, in sampled elements. At least one

@@ -9,9 +9,11 @@ StoreError
 ├── StoreUnsuitable                        the server would lose data: it is too old, or evicts keys
 ├── StoreClosed                            used after ``close``, or in a process that may not use it
 ├── StoreTimeout           (TimeoutError)  a wait reached its deadline
-├── StreamFull                             a stream is at its limit, and no room was made
+├── StreamFull                             one entry is above its stream's limit, or entries of that size wait to
+│                                          be sent already. A wait for room ends in StoreTimeout instead
 ├── VersionConflict                        a value was not at the version that the writer expected
-├── CorruptPayload                         bytes differ from what was written
+├── CorruptPayload                         bytes differ from what was written, or are no valid chunk: another program
+│                                          wrote them, or they are pickled and ``allow_pickle`` is off
 ├── PayloadLost                            a value's bytes are on another host, and no process there sends them
 ├── FormatMismatch                         files of another version of this package
 ├── TableLocked                            a table's directory is open in a running process

@@ -241,8 +241,8 @@ class Job:
 
     def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
         log = self.log_dir / f'{role}-{node_id}.log'
-        part = self._part(role, node_id, address, peers, num_workers)
-        part.delay_s = self.delays_s.get(role, 0.0)
+        started = self._role_of(role, node_id, address, peers, num_workers)
+        started.delay_s = self.delays_s.get(role, 0.0)
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -250,18 +250,18 @@ class Job:
             return Process(role, node_id, pid, os.pidfd_open(pid), log, address)
         code = 1
         try:
-            part.enter()
+            started.enter()
             for process in self.processes:
                 os.close(process.pidfd)
             _redirect(log)
-            code = part.run()
+            code = started.run()
         except BaseException:  # noqa: BLE001 - the script's own errors are handled in run: this is an error of ours
             traceback.print_exc()
         finally:
             exit_process(code)
         raise AssertionError('not reached')
 
-    def _part(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
+    def _role_of(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
         has_gpu = role not in self.cpu_roles
         return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu)
 
@@ -378,6 +378,10 @@ class Job:
         return self.is_hurrying and end is not None and not end.failed
 
     def _may_restart(self, code: int, session: RunSession) -> bool:
+        """
+        Return whether a crashed process may be started again. A learner that failed because the disk is full
+        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full.
+        """
         limit = self._max_restarts(session.store)
         if limit is None or session.store.get(FINISH) is not None:
             return False
@@ -407,8 +411,8 @@ class Job:
         (address,) = new_addresses(1)
         self.addresses.append(address)
         peers = [each.address for each in alive]
-        part = self._part(process.role, process.node_id, address, peers, len(alive) + 1)
-        pid = part.spawn(process.log)
+        started = self._role_of(process.role, process.node_id, address, peers, len(alive) + 1)
+        pid = started.spawn(process.log)
         successor = Process(process.role, process.node_id, pid, os.pidfd_open(pid), process.log, address)
         self.processes.append(successor)
         limit = self._max_restarts(session.store)

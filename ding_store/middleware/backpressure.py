@@ -26,7 +26,9 @@ class Backpressure:
         The distance between one collector's last entry and the last one that the learner read. Entries of all
         collectors count, because one stream numbers them.
     Arguments:
-        - max_lead (:obj:`int`): How many entries all collectors together may be ahead.
+        - max_lead (:obj:`int`): This collector waits while its last entry's number is more than ``max_lead`` above that
+          of the last entry that the learner read. Each collector then appends one more. So all together may be up to
+          ``max_lead`` plus the number of collectors ahead.
     """
 
     def __init__(self, store: Store, max_lead: int) -> None:
@@ -39,8 +41,14 @@ class Backpressure:
     def appended(self, entry_id: EntryId) -> None:
         self._appended = entry_id
 
-    def caught_up(self, timeout_s: float) -> Optional[bool]:
-        """Return True if the lead is within bounds. If not, wait for progress, and return None if it is still not."""
+    def wait_within_lead(self, timeout_s: float) -> Optional[bool]:
+        """
+        Overview:
+            Wait up to ``timeout_s`` for one more report of the learner's progress, unless the lead is within bounds.
+        Returns:
+            - is_within (:obj:`Optional[bool]`): True: append the next chunk. None, never False: call this again, as
+              ``RunSession.wait_for`` does.
+        """
         if self._is_within_bounds():
             return True
         value = self._store.get(PROGRESS, self._version, timeout_s)

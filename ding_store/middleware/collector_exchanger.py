@@ -98,7 +98,9 @@ class CollectorExchanger(Exchanger):
         config = self._session.config
         keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
         if ctx.total_step >= self._skip_n_iter and keeps_ratio:
-            self._session.wait_for('the learner to take the last chunks', self._backpressure.caught_up, 'learner')
+            self._session.wait_for(
+                'the learner to take the last chunks', self._backpressure.wait_within_lead, 'learner'
+            )
         return not self._session.finished
 
     def _send(self, ctx: OnlineRLContext) -> None:

@@ -103,7 +103,9 @@ class ConsumerOffset:
         """
         self._pass(entry)
         if entry.writer not in self.marks and self.num_epochs > 1:
-            self.runs[entry.writer] = 1 - self.num_epochs  # modulo _MAX_RUNS: the highest numbers, which no loss gets
+            # ``_of_run`` takes this modulo _MAX_RUNS: -1 becomes the highest number, and later epochs count down from
+            # it. Runs after a loss are sequences, which count up from 1, so they meet only after thousands of chunks.
+            self.runs[entry.writer] = 1 - self.num_epochs
         if entry.sequence > self.marks.get(entry.writer, 0) + 1:
             self.runs[entry.writer] = entry.sequence
         self.marks[entry.writer] = entry.sequence

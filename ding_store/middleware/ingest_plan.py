@@ -7,10 +7,10 @@ from typing import Any, Callable, Dict, List, Optional
 from ding.framework import Task
 from ditk import logging
 
-from ding_store.middleware.insert_ratio import warn_of_no_pace
+from ding_store.middleware.insert_ratio import warn_of_no_ratio
 
 #: Attribute of ding_store's middleware that may stand before the pusher because it uses no trajectories.
-HARMLESS = '__ding_store_harmless__'
+USES_NO_TRAJECTORIES = '__ding_store_harmless__'
 #: Attributes of ding_store's pusher. One returns its function for whole columns, or None. The other is its ``Replay``.
 PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
 #: Modules of middleware that also runs in iterations without data: savers and loggers.
@@ -74,7 +74,7 @@ class IngestPlan:
             return
         pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
         if not pushers:
-            warn_of_no_pace(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
+            warn_of_no_ratio(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
             return
         pusher = following[pushers[0]]
         self._to_pusher = following[: pushers[0] + 1]
@@ -82,7 +82,9 @@ class IngestPlan:
         if not exchanger._session.config.direct_ingest:
             logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
             return
-        between = [middleware for middleware in self._to_pusher[:-1] if not getattr(middleware, HARMLESS, False)]
+        between = [
+            middleware for middleware in self._to_pusher[:-1] if not getattr(middleware, USES_NO_TRAJECTORIES, False)
+        ]
         if between:
             names = ', '.join(getattr(middleware, '__qualname__', repr(middleware)) for middleware in between)
             logging.info(f'ding_store: experience passes {names}, so each chunk becomes ctx.trajectories for it')

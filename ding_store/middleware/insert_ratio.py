@@ -52,7 +52,7 @@ class InsertRatio(RateLimiter):
         return self._is_over or super()._can_insert(num_rows)
 
 
-def pace_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
+def ratio_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     """
     Overview:
         Return a limiter for the config's ratio and the policy's batch size. Return None if the config has neither
@@ -60,11 +60,11 @@ def pace_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     Raises:
         - ConfigError: ``error_buffer`` is smaller than one batch, or than one row's samples.
     """
-    ratio = config.samples_per_insert
-    if ratio is None and config.min_size_to_sample == 1:
+    samples_per_insert = config.samples_per_insert
+    if samples_per_insert is None and config.min_size_to_sample == 1:
         return None  # before cfg.policy.learn is read: a cfg for a pusher alone need not have it
     batch_size = cfg.policy.learn.batch_size
-    if ratio is not None and config.error_buffer is not None and config.error_buffer < batch_size:
+    if samples_per_insert is not None and config.error_buffer is not None and config.error_buffer < batch_size:
         raise ConfigError(
             f'store.error_buffer ({config.error_buffer:g}) must be at least policy.learn.batch_size ({batch_size}). '
             'Raise it, or no batch could ever be sampled.'
@@ -72,11 +72,11 @@ def pace_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     tolerance = float('inf') if config.error_buffer is None else config.error_buffer
     # A batch needs at least ``batch_size`` rows, so inserts must not be stopped before there are so many.
     least = max(config.min_size_to_sample, batch_size)
-    largest = sys.maxsize if ratio is None else max(1, int(tolerance / ratio))
-    return InsertRatio(least, ratio, tolerance, largest, batch_size, timeout_s=0.0)
+    largest = sys.maxsize if samples_per_insert is None else max(1, int(tolerance / samples_per_insert))
+    return InsertRatio(least, samples_per_insert, tolerance, largest, batch_size, timeout_s=0.0)
 
 
-def warn_of_no_pace(config: StoreConfig, reason: str) -> None:
+def warn_of_no_ratio(config: StoreConfig, reason: str) -> None:
     """Log a warning if the config sets a ratio or a minimum size, which have no effect here because of ``reason``."""
     if config.samples_per_insert is not None or config.min_size_to_sample > 1:
         logging.warning(f'ding_store: store.samples_per_insert and min_size_to_sample are ignored: {reason}')
@@ -89,8 +89,8 @@ class RatioReadAhead:
         stays unacknowledged in the stream. Collectors then stop at their maximum lead, and the learner trains.
     """
 
-    def __init__(self, read_ahead: ReadAhead, pace: InsertRatio) -> None:
-        self.pace = pace
+    def __init__(self, read_ahead: ReadAhead, ratio: InsertRatio) -> None:
+        self.ratio = ratio
         self._read_ahead = read_ahead
         self._held: Optional[Entry] = None
         self._train_iter = -1
@@ -104,7 +104,7 @@ class RatioReadAhead:
 
     def begin(self, train_iter: int) -> None:
         """Begin an iteration. ``take`` does not wait for a chunk if the last one trained and a batch may be sampled."""
-        self._may_train = self._train_iter not in (-1, train_iter) and self.pace.may_sample()
+        self._may_train = self._train_iter not in (-1, train_iter) and self.ratio.may_sample()
         self._train_iter = train_iter
 
     def take(self, timeout_s: float) -> Optional[List[Entry]]:
@@ -123,7 +123,7 @@ class RatioReadAhead:
                 return [] if self._may_train else None
             self._held = taken[0]
             self._check_size(num_elements(taken[0]))
-        if not self.pace.may_insert(num_elements(self._held)):
+        if not self.ratio.may_insert(num_elements(self._held)):
             self._count_idle()
             return []
         self._num_idle = 0
@@ -135,11 +135,12 @@ class RatioReadAhead:
         return [] if held is None else [held]
 
     def _check_size(self, num_rows: int) -> None:
-        pace = self.pace
-        if pace.samples_per_insert is not None and num_rows > pace.max_insert:
+        ratio = self.ratio
+        if ratio.samples_per_insert is not None and num_rows > ratio.max_insert:
             raise ConfigError(
-                f'store.error_buffer ({pace.error_buffer:g}) must be at least {num_rows * pace.samples_per_insert:g}: '
-                f'chunks of {num_rows} elements at store.samples_per_insert={pace.samples_per_insert:g}'
+                f'store.error_buffer ({ratio.error_buffer:g}) must be at least '
+                f'{num_rows * ratio.samples_per_insert:g}: '
+                f'chunks of {num_rows} elements at store.samples_per_insert={ratio.samples_per_insert:g}'
             )
 
     def _count_idle(self) -> None:
@@ -147,7 +148,7 @@ class RatioReadAhead:
         if self._num_idle > _MAX_IDLE:
             raise StoreTimeout(
                 f'no chunk may be inserted before the policy trains, and it has not in {_MAX_IDLE} iterations: '
-                f'{self.pace}. Raise store.error_buffer, or lower store.samples_per_insert.'
+                f'{self.ratio}. Raise store.error_buffer, or lower store.samples_per_insert.'
             )
 
 

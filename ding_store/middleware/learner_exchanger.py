@@ -103,11 +103,11 @@ class LearnerExchanger(Exchanger):
 
         # The read-ahead's thread starts now, so it reads after the entry that was acknowledged above.
         self._read_ahead = ReadAhead(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
-        limiter = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
+        ratio = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
-        self._paced: Optional[RatioReadAhead] = None
-        if isinstance(limiter, InsertRatio) and limiter.samples_per_insert is not None:
-            self._paced = RatioReadAhead(self._read_ahead, limiter)
+        self._ratio_read_ahead: Optional[RatioReadAhead] = None
+        if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
+            self._ratio_read_ahead = RatioReadAhead(self._read_ahead, ratio)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
@@ -115,8 +115,8 @@ class LearnerExchanger(Exchanger):
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
-        if self._paced is not None:
-            self._paced.begin(ctx.train_iter)
+        if self._ratio_read_ahead is not None:
+            self._ratio_read_ahead.begin(ctx.train_iter)
         # Middleware before the pusher may need elements. A loop that has not trained would spin without a chunk.
         is_free = (
             self._session.config.train_ratio == 'free'
@@ -134,13 +134,13 @@ class LearnerExchanger(Exchanger):
         is_away = self._is_away()
         if len(self._read_ahead) == 0 and not is_away:
             with best_effort(self._session.store):
-                self._tell()
+                self._send_ack()
                 self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
                 self._pass_over_skipped()
                 self._restore_progress()
             is_away = self._is_away()
-        if self._paced is not None:
-            return self._paced.take(timeout_s)
+        if self._ratio_read_ahead is not None:
+            return self._ratio_read_ahead.take(timeout_s)
         if is_away and self._may_go_on:
             return self._read_ahead.take(max_entries, 0.0)
         return self._read_ahead.take(max_entries, timeout_s) or None
@@ -161,7 +161,7 @@ class LearnerExchanger(Exchanger):
         if skipped == self._num_skipped or self._taken:
             return
         passed = self._read_ahead.passed()
-        if passed is not None and (self._paced is None or not self._paced.is_holding):
+        if passed is not None and (self._ratio_read_ahead is None or not self._ratio_read_ahead.is_holding):
             self._num_skipped = skipped
             self._advance(task.ctx, passed)
 
@@ -236,7 +236,7 @@ class LearnerExchanger(Exchanger):
         self._unpublished = ingested, {'ingested': list(ingested), **counts}
         if not self._is_away():
             with best_effort(self._session.store):
-                self._tell()
+                self._send_ack()
         self._session.figures(
             rows=self._consumer_offset.num_rows,
             chunks=self._consumer_offset.num_chunks,
@@ -249,7 +249,7 @@ class LearnerExchanger(Exchanger):
         if not self._session.finished:
             self._session.figures(ended_s=time.monotonic())
 
-    def _tell(self) -> None:
+    def _send_ack(self) -> None:
         if self._unpublished is not None:
             ingested, progress = self._unpublished
             self._reader.advance(ingested, PROGRESS, progress)
@@ -282,14 +282,14 @@ class LearnerExchanger(Exchanger):
                 setattr(ctx, key, getattr(renewed, key))
             self._taken = [entry]
         self._send(ctx)
-        self._tell()
+        self._send_ack()
         self._session.store.flush()
 
     def _rest(self) -> List[Entry]:
-        if self._paced is None:
+        if self._ratio_read_ahead is None:
             return self._read_ahead.rest()
-        self._paced.pace.end()
-        return self._paced.rest() + self._read_ahead.rest()
+        self._ratio_read_ahead.ratio.end()
+        return self._ratio_read_ahead.rest() + self._read_ahead.rest()
 
     def _end_of_stream(self) -> None:
         # The read-ahead's thread sleeps until an entry arrives. An entry without rows wakes it at once.

@@ -25,7 +25,8 @@ STREAM = 'members'
 #: Only the newest reports matter, so the server drops old ones when the stream is full.
 STREAM_OPTIONS = {STREAM: {'max_pending_bytes': 1 << 20, 'overflow': 'drop_oldest'}}
 
-#: A member is presumed crashed after this many later reports per member that reports more recently.
+#: Members are ranked by their last report, the latest first. The one at rank n is presumed crashed if more than n times
+#: this many reports came after its last one.
 SILENT_AFTER = 10
 #: Number of departed members that are kept by name, at most twice as many. Of older ones only sums are kept.
 MAX_DEPARTED = 1000

@@ -23,7 +23,7 @@ from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
-from ding_store.middleware.insert_ratio import pace_of, warn_of_no_pace
+from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.run_session import RunSession
 
@@ -90,7 +90,7 @@ def data_pusher(
     if task.router.is_active and not task.has_role(task.role.LEARNER):
         return plain  # DI-engine's pusher is void here
     if config is not None:
-        _keep_pace(config, cfg, buffer_)
+        _keep_ratio(config, cfg, buffer_)
     replay = Replay(buffer_)
     gives_priorities = has_priorities(buffer_)
 
@@ -141,18 +141,18 @@ def _priorities_in(columns: Any, narrowed: Collection[str]) -> Optional[np.ndarr
     return values if values is None or values.size != len(values) else values.reshape(-1)
 
 
-def _keep_pace(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
-    pace = pace_of(config, cfg)
-    if pace is None:
+def _keep_ratio(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
+    ratio = ratio_of(config, cfg)
+    if ratio is None:
         return
     if not isinstance(buffer_, StoreBuffer) or buffer_.limiter is not None:
         reason = 'the buffer already has a limiter' if isinstance(buffer_, StoreBuffer) else 'this is no StoreBuffer'
     elif not task.router.is_active:
         reason = 'they need a run with roles'
     else:
-        buffer_.limit_with(pace)
+        buffer_.limit_with(ratio)
         return
-    warn_of_no_pace(config, reason)
+    warn_of_no_ratio(config, reason)
 
 
 def _push_whole(

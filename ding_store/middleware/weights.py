@@ -116,7 +116,7 @@ class _WeightsExchanger:
         session.add_policy(name, acting)
         self.version = 0
 
-    def _tell(self, ctx: Context) -> None:
+    def _put_versions_into(self, ctx: Context) -> None:
         """Put the policies' versions into ``ctx``, which is a new object in each iteration."""
         ctx.policy_versions = dict(self._session.policy_versions)
         if self._session.acting_policy == self._name:
@@ -158,7 +158,7 @@ class WeightsSender(_WeightsExchanger):
         self._train_iter = ctx.train_iter
         if self._published_iter is None:
             self._publish()
-        self._tell(ctx)
+        self._put_versions_into(ctx)
         yield
         self._num_iterations += 1
         self._train_iter = ctx.train_iter
@@ -259,7 +259,7 @@ class WeightsReceiver(_WeightsExchanger):
         if ctx.total_step > 0 and self._is_too_old():
             self._wait()
         self._num_iterations += 1
-        self._tell(ctx)
+        self._put_versions_into(ctx)
 
     def _is_too_old(self) -> bool:
         age_s = time.time() - self._sent_at  # by the clocks of both hosts, as in DI-engine

@@ -228,18 +228,20 @@ class Store(ABC):
             Acknowledge all entries up to and including ``entry_id``. Entries that all durable readers have acked are
             trimmed. An ack of a past epoch or of an unregistered reader changes nothing.
         Arguments:
-            - wait (:obj:`bool`): False: send the ack without waiting for its reply. The next ack, read or close checks
-              the reply and raises its errors. Until then the stream may not show the ack.
+            - wait (:obj:`bool`): False: a store may send the ack without waiting for its reply. Its next ``ack``,
+              ``advance``, ``read``, ``register``, ``forget``, ``delete`` or ``flush`` waits for the reply and raises
+              its errors, and ``close`` logs them. Until then the stream may not show the ack.
         """
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """
         Overview:
             Call ``ack``, then ``put(name, header, {})``. A reader uses this to publish its position after each entry.
-            It may return before both are done. Other processes see the value as soon as the server has it. ``close``
-            completes what is open if the server is reachable, and otherwise logs a warning.
+            A store over Redis waits for both only at the first ``advance`` of a value, and for a header that does not
+            fit into one message. Otherwise it returns when both are sent. The reply is read by the calls that
+            ``ack`` names. ``close`` completes what is open if the server is reachable, and otherwise logs a warning.
         Raises:
-            - StoreError: An error of this call or of the previous one. See ``flush``.
+            - StoreError: An error of this call, or of an earlier one whose reply this call reads.
         """
         self.ack(stream, reader, entry_id)
         self.put(name, header, {})

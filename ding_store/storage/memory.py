@@ -100,7 +100,11 @@ class MemoryStore(TransportStore):
         self._closed = False
         self._versions: Dict[str, int] = {}  # of the values that this store wrote
         self._writer = Writer(
-            _without_auto(stream_options(options)), self._announce, self._wait_for_capacity, self._backfill, self._leave
+            _without_auto(stream_options(options)),
+            self._send_request,
+            self._wait_for_capacity,
+            self._backfill,
+            self._leave,
         )
         self._resolver = Resolver(self)
         self._value_resolver = ValueResolver(self)
@@ -321,9 +325,9 @@ class MemoryStore(TransportStore):
         with self._change(stream) as log:
             log.leave(self.writer, admission)
 
-    def _announce(self, request: AppendRequest) -> AppendReply:
+    def _send_request(self, request: AppendRequest) -> AppendReply:
         with self._change(request.stream) as log:
-            return log.announce(self.writer, request)
+            return log.handle_request(self.writer, request)
 
     def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
         self._wait(lambda: self._memory.log(stream).freed > freed, timeout_s, slices=1)

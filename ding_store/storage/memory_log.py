@@ -67,7 +67,7 @@ class Log:
     bases: Dict[str, int] = field(default_factory=dict)  # writer -> the lowest sequence that it still held
     filled: Dict[int, bytes] = field(default_factory=dict)
 
-    def announce(self, writer: str, request: AppendRequest) -> AppendReply:
+    def handle_request(self, writer: str, request: AppendRequest) -> AppendReply:
         """Append an entry, or return why not: see ``lua/append.lua``."""
         known = self.writers.get(writer, _UNKNOWN)
         last, number, admission = known

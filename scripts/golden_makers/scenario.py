@@ -98,7 +98,7 @@ class Scenario:
         entries = a.read('p')
         assert [entry.header['count'] for entry in entries] == [50, 80]
         a.ack('p', 'learner', entries[0].id)
-        state = a._appends.announce(AppendRequest('p', entries[0].id.epoch, 0, 3))
+        state = a._appends.send_request(AppendRequest('p', entries[0].id.epoch, 0, 3))
         said = AppendRequest('p', state.epoch, 3, 3, admission=state.admission, listed=state.listed)
         a._appends._append(said, b'', 2, 'ding:{golden/p/0}:not there', None)  # NO PARTS
         with self.raw() as redis:
@@ -153,16 +153,16 @@ class Scenario:
         """Announcements that a writer makes when its connection was lost at some point."""
         a = self.store('announcing')
         a.register('v', 'learner')
-        announce, payload = a._appends.announce, encode({}, {})
+        send_request, payload = a._appends.send_request, encode({}, {})
 
         def say(sequence: int, **changes: Any) -> str:
             said = AppendRequest('v', state.epoch, sequence, 1, payload, size=len(payload), admission=state.admission)
-            reply = announce(said._replace(**changes))
+            reply = send_request(said._replace(**changes))
             return reply.status
 
-        state = announce(AppendRequest('nowhere', '', 0, 1))
+        state = send_request(AppendRequest('nowhere', '', 0, 1))
         assert state.epoch == ''
-        state = announce(AppendRequest('v', '', 1, 1, payload, size=len(payload)))
+        state = send_request(AppendRequest('v', '', 1, 1, payload, size=len(payload)))
         assert state.status == 'STALE'
         assert say(1) == 'OK'
         assert say(1) == 'OK'  # again

@@ -221,6 +221,14 @@ def test_max_age_reads_versions_from_metas() -> None:
         buffer.sample_batch(1)
 
 
+@pytest.mark.parametrize('dtype', [np.float32, np.float64, np.bool_])
+def test_max_age_refuses_a_version_that_is_no_integer(dtype: Any) -> None:
+    buffer = StoreBuffer(50, sampler=limited(Uniform(0), max_age=1, version='v'))
+    buffer.extend({'x': np.zeros(4), 'v': np.ones(4, dtype)})
+    with pytest.raises(SchemaMismatch, match=rf"version \('v'\) is neither .*dtype is {np.dtype(dtype)}"):
+        buffer.sample_batch(1)
+
+
 def test_limits_of_uses_and_age_spare_other_views() -> None:
     buffer = filled(limited(Prioritized(seed=0), max_times_sampled=1, max_age=3))
     view = buffer.view(Uniform(0))

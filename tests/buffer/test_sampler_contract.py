@@ -160,6 +160,32 @@ class SamplerTests:
         assert self.sample(twin, 4) == self.sample(buffer, 4)
 
 
+class Keeping(Sampler):
+    """The newest rows, by a sampler that keeps what it is attached to and has no ``__deepcopy__``."""
+
+    def __init__(self) -> None:
+        self.index, self.rows = None, None
+
+    def attach(self, index: Any, rows: Any = None) -> None:
+        if self.index is not None and self.index is not index:
+            raise ConfigError('the sampler belongs to another table')
+        self.index, self.rows = index, rows
+
+    def choose(self, index: Any, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> np.ndarray:
+        return index.slots_by_age()[-size:]
+
+
+def test_a_copied_sampler_belongs_to_no_table() -> None:
+    buffer = StoreBuffer(50, sampler=Keeping())
+    buffer.extend(columns(20))
+    assert None not in (buffer.sampler.index, buffer.sampler.rows)
+    copied = copy.deepcopy(buffer.sampler)
+    assert (copied.index, copied.rows) == (None, None)
+    twin = copy.deepcopy(buffer)
+    twin.clear()
+    assert len(buffer.sample_batch(4).rows) == 4
+
+
 class TestUniform(SamplerTests):
     def sampler(self) -> Sampler:
         return Uniform(3)

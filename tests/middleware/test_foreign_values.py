@@ -113,11 +113,11 @@ def test_foreign_progress_is_passed_over_by_name(store, foreign, caplog):
         caplog.clear()
         store.put(PROGRESS, header, {})
         assert exchanger._follow(ctx, 0.0) is None
-        assert backpressure.caught_up(0.0) is None
+        assert backpressure.wait_within_lead(0.0) is None
         assert "value 'progress' was put by another program" in caplog.text
     store.put(PROGRESS, good, {})
     assert exchanger._follow(ctx, 0.0)
-    assert backpressure.caught_up(0.0)
+    assert backpressure.wait_within_lead(0.0)
     assert ctx.train_iter == 7
 
 

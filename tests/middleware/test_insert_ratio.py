@@ -14,14 +14,14 @@ from ding_store.buffer import RateLimiter, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
 from ding_store.middleware.ingest_plan import IngestPlan  # noqa: E402
-from ding_store.middleware.insert_ratio import RatioReadAhead, pace_of  # noqa: E402
+from ding_store.middleware.insert_ratio import RatioReadAhead, ratio_of  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 
 CONFIG = EasyDict(policy=dict(learn=dict(batch_size=16), collect=dict(unroll_len=1)))
 
 
-def pace(**store):
-    return pace_of(StoreConfig.from_block(store), CONFIG)
+def made(**store):
+    return ratio_of(StoreConfig.from_block(store), CONFIG)
 
 
 class Chunks:
@@ -49,41 +49,41 @@ class Chunks:
 )
 def test_insert_ratio_settings_that_are_wrong_are_refused(store, named):
     with pytest.raises(ConfigError, match=named):
-        pace(**store)
+        made(**store)
 
 
 def test_insert_ratio_without_settings_has_no_limit():
-    assert pace() is None
+    assert made() is None
 
 
 def test_pusher_alone_needs_no_learner_settings():
-    assert pace_of(StoreConfig.from_block({}), EasyDict(policy=dict(cuda=False))) is None
+    assert ratio_of(StoreConfig.from_block({}), EasyDict(policy=dict(cuda=False))) is None
 
 
 def test_sample_before_the_minimal_size_is_a_shortage():
-    limiter = pace(min_size_to_sample=50)
-    limiter.await_can_insert(49)
+    ratio = made(min_size_to_sample=50)
+    ratio.await_can_insert(49)
     with pytest.raises(NotEnoughData):
-        limiter.await_can_sample(16)
-    limiter.await_can_insert(1)
-    limiter.await_can_sample(16)
+        ratio.await_can_sample(16)
+    ratio.await_can_insert(1)
+    ratio.await_can_sample(16)
 
 
 def test_chunk_beyond_the_tolerance_is_named():
-    fed = RatioReadAhead(Chunks(40), pace(samples_per_insert=4.0, error_buffer=100.0))
+    fed = RatioReadAhead(Chunks(40), made(samples_per_insert=4.0, error_buffer=100.0))
     fed.begin(0)
     with pytest.raises(ConfigError, match='at least 160'):
         fed.take(0.0)
 
 
 def test_policy_that_never_trains_raises_an_error():
-    fed = RatioReadAhead(Chunks(8), pace(samples_per_insert=4.0, error_buffer=64.0))
+    fed = RatioReadAhead(Chunks(8), made(samples_per_insert=4.0, error_buffer=64.0))
 
     def iterate(num_iterations):
         for _ in range(num_iterations):
             fed.begin(0)
             for entry in fed.take(0.0):
-                fed.pace.await_can_insert(entry.header['rows'])
+                fed.ratio.await_can_insert(entry.header['rows'])
 
     iterate(50)
     with pytest.raises(StoreTimeout, match='error_buffer'):
@@ -91,12 +91,12 @@ def test_policy_that_never_trains_raises_an_error():
 
 
 def test_chunks_left_at_the_end_are_inserted_at_any_ratio():
-    limiter = pace(samples_per_insert=4.0, error_buffer=64.0)
-    limiter.await_can_insert(16)
-    limiter.await_can_insert(16)
-    assert not limiter.may_insert(8)
-    limiter.end()
-    limiter.await_can_insert(80)
+    ratio = made(samples_per_insert=4.0, error_buffer=64.0)
+    ratio.await_can_insert(16)
+    ratio.await_can_insert(16)
+    assert not ratio.may_insert(8)
+    ratio.end()
+    ratio.await_can_insert(80)
 
 
 def test_setting_without_effect_is_logged(caplog):

@@ -430,7 +430,7 @@ def test_free_learner_takes_all_chunks_at_once(store, ratio, num_taken):
     learner._session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio), store=store, wait_for=lambda what, attempt, role: attempt(20.0)
     )
-    learner._read_ahead, learner._paced = ReadAhead(learner._reader), None
+    learner._read_ahead, learner._ratio_read_ahead = ReadAhead(learner._reader), None
     ctx = OnlineRLContext()
     assert learner._receive(ctx)
     assert (len(learner._taken), ctx.env_step) == (num_taken, num_taken)
@@ -484,7 +484,7 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
     with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
         learner = LearnerExchanger.__new__(LearnerExchanger)
         learner._session = SimpleNamespace(store=store, figures=lambda **_: None, finished=True)
-        learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
+        learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
         learner._taken, learner._num_skipped = [], 0
         learner._reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
         writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=2)
@@ -494,13 +494,13 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
         client.delete(log)
         for redis_id, fields in rows:
             client.xadd(log, {**fields, b'p': b''}, id=redis_id)
-        assert backpressure.caught_up(0.0) is None
+        assert backpressure.wait_within_lead(0.0) is None
         learner._read_ahead = ReadAhead(learner._reader)
         with task.start(async_mode=False, ctx=OnlineRLContext()):
             deadline = monotonic() + 60
-            while backpressure.caught_up(0.0) is None and monotonic() < deadline:
+            while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
                 assert not learner._take(1, 0.1)
-        assert backpressure.caught_up(0.0)
+        assert backpressure.wait_within_lead(0.0)
         assert learner._reader.num_corrupt == 3
         learner._read_ahead.wake()
         learner._read_ahead.rest()
@@ -508,7 +508,7 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
 
 def test_progress_is_published_for_lost_chunks():
     told, learner = [], LearnerExchanger.__new__(LearnerExchanger)
-    learner._taken, learner._num_skipped, learner._paced = [], 0, None
+    learner._taken, learner._num_skipped, learner._ratio_read_ahead = [], 0, None
     learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
     learner._read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
     learner._advance = lambda ctx, ingested: told.append(ingested)
@@ -527,7 +527,7 @@ def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
     monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
     learner = LearnerExchanger.__new__(LearnerExchanger)
     learner._session = SimpleNamespace(store=store.another(), figures=lambda **_: None, finished=True)
-    learner._consumer_offset, learner._ingest_plan, learner._paced = ConsumerOffset(), None, None
+    learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
     learner._taken, learner._num_skipped = [], 0
     learner._reader = Reader(learner._session.store, STREAM, 'learner')
     learner._read_ahead = ReadAhead(learner._reader)
@@ -541,9 +541,9 @@ def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
         assert store.get(PROGRESS).header['ingested'] == list(entry.id)
         store.lose_memory(keep=None if lost == 'all' else before)
         deadline = monotonic() + 60
-        while backpressure.caught_up(0.0) is None and monotonic() < deadline:
+        while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
             assert not learner._take(1, 0.1)
-    assert backpressure.caught_up(0.0)
+    assert backpressure.wait_within_lead(0.0)
     assert store.get(PROGRESS).header['ingested'] == list(entry.id)
     learner._read_ahead.wake()
 

@@ -78,7 +78,7 @@ class Loop:
         self._model = torch.nn.Linear(num_weights, num_weights)
         self.learner = Learner(self.store, self.buffer)
         self.learner._ingest_plan.count = self.buffer.count
-        self.learner._session, self.learner._paced = self.session, None
+        self.learner._session, self.learner._ratio_read_ahead = self.session, None
         self.learner._read_ahead = ReadAhead(self.learner._reader)
         self.learner._taken, self.learner._num_skipped = [], 0
         self.sender = WeightsSender(self.session, self._model, 'main')
@@ -124,7 +124,7 @@ class Loop:
         while len(self.buffer) < self.num_collected:
             self.iterate()
         self.store.flush()
-        assert self.backpressure.caught_up(WAIT_S)
+        assert self.backpressure.wait_within_lead(WAIT_S)
         value = self.collector.get('weights/main')
         assert value.version == self.sender.version > (before.version if before is not None else 0)
         assert value.header['train_iter'] == self.ctx.train_iter

@@ -15,11 +15,11 @@ from dizoo_configs.cartpole import cartpole_dqn_main as script
 from dizoo_configs.command import options
 
 record = {'waits': 0, 'limited': []}
-stock_caught_up, stock_limit, stock_run = Backpressure.caught_up, StoreBuffer.limit_with, task.run
+stock_wait_within_lead, stock_limit, stock_run = Backpressure.wait_within_lead, StoreBuffer.limit_with, task.run
 
 
-def caught_up(self, timeout_s):
-    found = stock_caught_up(self, timeout_s)
+def wait_within_lead(self, timeout_s):
+    found = stock_wait_within_lead(self, timeout_s)
     record['waits'] += found is None
     return found
 
@@ -47,6 +47,6 @@ def run():
     stock_run()
 
 
-Backpressure.caught_up, StoreBuffer.limit_with, task.run = caught_up, limit_with, run
+Backpressure.wait_within_lead, StoreBuffer.limit_with, task.run = wait_within_lead, limit_with, run
 if __name__ == '__main__':
     script.main(options(script.main, script.CONFIGS))

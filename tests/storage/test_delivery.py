@@ -176,18 +176,18 @@ class MemoryDelivery(Delivery):
 
     def open(self):
         store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
-        announce = store._writer._announce
+        send_request = store._writer._send_request
 
         def lossy(request):
             fault, store.fault = getattr(store, 'fault', None), None
             if fault == 'before':
                 raise StoreUnavailable('request lost')
-            reply = announce(request)
+            reply = send_request(request)
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
             return reply
 
-        store._writer._announce = lossy
+        store._writer._send_request = lossy
         return store
 
     def forget_everything(self):
@@ -292,8 +292,8 @@ class MistakenDelivery(MemoryDelivery):
 
     def open(self):
         store = super().open()
-        announce = store._writer._announce
-        store._writer._announce = lambda request: announce(request._replace(last_reply=''))
+        send_request = store._writer._send_request
+        store._writer._send_request = lambda request: send_request(request._replace(last_reply=''))
         return store
 
 

@@ -39,15 +39,15 @@ def unavailable(store, is_on=True):
 
     def fail(said):
         if not is_on:
-            return announce(said)
+            return send_request(said)
         raise StoreUnavailable('the request was lost')
 
     outbox = store.own_writer._stream_writer(STREAM).outbox
-    announce, outbox._announce = outbox._announce, fail
+    send_request, outbox._send_request = outbox._send_request, fail
     try:
         yield
     finally:
-        outbox._announce = announce
+        outbox._send_request = send_request
 
 
 class Late:
@@ -257,8 +257,8 @@ class UnseenEndings(MemoryEndings):
 
     def open(self):
         store = super().open()
-        announce = store._writer._announce
-        store._writer._announce = lambda said: announce(said)._replace(ends=(0, 0))
+        send_request = store._writer._send_request
+        store._writer._send_request = lambda said: send_request(said)._replace(ends=(0, 0))
         return store
 
 

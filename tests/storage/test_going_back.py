@@ -208,7 +208,7 @@ def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     append(unhurt, 4, 5, 6)
     found = read(reader)
     reader.ack()
-    one.own_writer.learn(STREAM, wait_s=0.0)
+    one.own_writer.ask_for_acks(STREAM, wait_s=0.0)
     found += read_all(reader, [one, unhurt])
     assert sorted(found) == list(range(7))
     assert reader.num_lost == 0
@@ -467,7 +467,7 @@ def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path,
         append(one if is_single else unhurt, 4, 5, 6)
         found = read(reader)
         reader.ack()
-        one.store.own_writer.learn(STREAM, wait_s=0.1)
+        one.store.own_writer.ask_for_acks(STREAM, wait_s=0.1)
         found += read_all(reader, [one.store, unhurt.store])
         assert sorted(found) == list(range(7))
         assert reader.num_lost == 0

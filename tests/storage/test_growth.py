@@ -80,17 +80,17 @@ class Fleet(RuleBasedStateMachine):
 
     def opened(self):
         store = self.open()
-        announce = store._writer._announce
+        send_request = store._writer._send_request
 
         def lossy(said):
             fault, store.fault = getattr(store, 'fault', None), None
-            reply = None if fault == 'before' else announce(said)
+            reply = None if fault == 'before' else send_request(said)
             if fault is not None:
                 self.late.append((store.writer, said))  # It may arrive later, or once more.
                 raise StoreUnavailable('the reply was lost')
             return reply
 
-        store._writer._announce = lossy
+        store._writer._send_request = lossy
         self.is_dead[store.writer] = False
         return store
 
@@ -207,7 +207,7 @@ class MemoryFleet(Fleet):
         return MemoryStore(memory=self.memory)
 
     def say(self, writer, said):
-        self.memory.log(said.stream).announce(writer, said)
+        self.memory.log(said.stream).handle_request(writer, said)
 
     def forget_everything(self):
         self.readers_store.lose_memory()
@@ -234,7 +234,7 @@ class RedisFleet(Fleet):
     def say(self, writer, said):
         store = self.readers_store
         keys = store._keys
-        appends.RedisAppends(store._call, keys.run, keys.of, writer, *[lambda stream: None] * 2).announce(said)
+        appends.RedisAppends(store._call, keys.run, keys.of, writer, *[lambda stream: None] * 2).send_request(said)
 
     def forget_everything(self):
         self.client.flushall()
@@ -319,8 +319,9 @@ class TestWritersOnRedis:
         with self.open() as learner:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
-                announce = store._appends.announce
-                store._writer._stream_writer(STREAM).outbox._announce = lambda one: (said.append(one), announce(one))[1]
+                send_request = store._appends.send_request
+                outbox_ = store._writer._stream_writer(STREAM).outbox
+                outbox_._send_request = lambda one: (said.append(one), send_request(one))[1]
                 store.append(STREAM, {}, chunk(0))
                 assert len(reader.read()) == 1
                 reader.ack()
@@ -329,7 +330,7 @@ class TestWritersOnRedis:
             keys = learner._keys
             late = appends.RedisAppends(learner._call, keys.run, keys.of, store.writer, *[lambda stream: None] * 2)
             for one in (*said, *said):
-                late.announce(one)
+                late.send_request(one)
             assert reader.read() == []
 
     def test_writer_killed_long_ago_is_dropped(self):
@@ -397,8 +398,8 @@ class TestWritersOnRedis:
             for number in range(50):
                 learner.register(STREAM, f'reader-{number}')
             verdicts, outbox_ = [], store._writer._stream_writer(STREAM).outbox
-            announce = outbox_._announce
-            outbox_._announce = lambda one: (verdicts.append(announce(one)), verdicts[-1])[1]
+            send_request = outbox_._send_request
+            outbox_._send_request = lambda one: (verdicts.append(send_request(one)), verdicts[-1])[1]
             store.append(STREAM, {}, chunk(0))
             store.append(STREAM, {}, chunk(1))
             assert [one.readers is None for one in verdicts] == [False, True, True]

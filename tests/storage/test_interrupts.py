@@ -58,16 +58,16 @@ def test_append_within_an_append_is_refused(redis_server, monkeypatch):
         reader = Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
         outbox = store.own_writer._stream_writer('s').outbox
-        announce, refused = outbox._announce, []
+        send_request, refused = outbox._send_request, []
 
         def announcing(said):
             if not refused:
                 with pytest.raises(StoreError, match='within an append') as error:
                     store.append('s', {}, chunk(100), timeout_s=0.1)
                 refused.append(error.value)
-            return announce(said)
+            return send_request(said)
 
-        monkeypatch.setattr(outbox, '_announce', announcing)
+        monkeypatch.setattr(outbox, '_send_request', announcing)
         for number in (1, 2, 3):
             store.append('s', {}, chunk(number))
         assert refused

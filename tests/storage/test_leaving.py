@@ -44,10 +44,10 @@ def unsettled(store):
     for number in range(3):
         store.append(STREAM, {}, chunk(number), timeout_s=0.0)
     outbox = store.own_writer._stream_writer(STREAM).outbox
-    announce, outbox._announce = outbox._announce, lambda said: unavailable()
+    send_request, outbox._send_request = outbox._send_request, lambda said: unavailable()
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(3))
-    outbox._announce = announce
+    outbox._send_request = send_request
 
 
 def unavailable():

@@ -67,12 +67,12 @@ class Losses(RuleBasedStateMachine):
         self.store.lose_memory()
 
     @rule()
-    def announce_again(self):
+    def send_again(self):
         for writer in self.writers:
             writer._writer.check(now=True)
 
     def teardown(self):
-        self.announce_again()
+        self.send_again()
         while self.reader.lag():
             self.read(64, looks=True)
             self.commit(acks=True)

@@ -294,18 +294,18 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        announce = store._appends.announce
+        send_request = store._appends.send_request
 
         def lossy(said):
-            announce(said)
+            send_request(said)
             client.config_set('maxmemory', 1)
-            monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_announce', announce)
-            return announce(said) if size == 1000 else refused()
+            monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', send_request)
+            return send_request(said) if size == 1000 else refused()
 
         def refused():
             raise errors.ServerFull('as the parts of a second try are')
 
-        monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_announce', lossy)
+        monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', lossy)
         assert store.append('s', {}, chunk(2, size)).number == 2
         with pytest.raises(errors.ServerFull):
             store.append('s', {}, chunk(3))
@@ -318,17 +318,17 @@ def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monke
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
         outbox = store._writer._stream_writer('s').outbox
-        announce = outbox._announce
+        send_request = outbox._send_request
 
         def lossy(said):
-            announce(said)
+            send_request(said)
             client.flushall()  # And its epoch with it.
-            monkeypatch.setattr(outbox, '_announce', announce)
+            monkeypatch.setattr(outbox, '_send_request', send_request)
             store._keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
-            return announce(said)
+            return send_request(said)
 
-        monkeypatch.setattr(outbox, '_announce', lossy)
+        monkeypatch.setattr(outbox, '_send_request', lossy)
         with pytest.raises(errors.AppendUnsettled, match='maxmemory.*sent later'):
             store.append('s', {}, chunk(2))
         client.config_set('maxmemory', 0)

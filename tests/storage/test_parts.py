@@ -351,17 +351,17 @@ def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, m
             one.append(STREAM, {}, chunk(number))
         client.xadd(store._keys.of(STREAM, 'log'), {'foreign': 'entry'})
         stream_writer = store.own_writer._stream_writer(STREAM)
-        announce, verdicts = stream_writer.outbox._announce, []
+        send_request, verdicts = stream_writer.outbox._send_request, []
 
         def announcing(said):
-            verdicts.append(announce(said))
+            verdicts.append(send_request(said))
             if len(verdicts) == 1:
                 assert verdicts[0].status == 'STALE'
                 assert client.ttl(client.keys('*:part:*')[0]) > 0
                 other.append(STREAM, {}, chunk(2, LARGE))
             return verdicts[-1]
 
-        monkeypatch.setattr(stream_writer.outbox, '_announce', announcing)
+        monkeypatch.setattr(stream_writer.outbox, '_send_request', announcing)
         store.append(STREAM, {}, chunk(3, LARGE))
         seen = []
         while len(seen) < 4:

@@ -203,8 +203,8 @@ def test_planes_switch_without_loss_or_repetition(run_planes):
 class CarelessLog(Log):
     """With a deliberate mistake: it takes references of a plane that is no more."""
 
-    def announce(self, writer, said):
-        return super().announce(writer, said._replace(transport=self.transport))
+    def handle_request(self, writer, said):
+        return super().handle_request(writer, said._replace(transport=self.transport))
 
 
 class CarelessMemory(Memory):
@@ -377,18 +377,18 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     writer.append('s', {}, chunk(1, size=1000))
     (first,) = files(writer)
     outbox = writer.store._writer._stream_writer('s').outbox
-    announce, asked, is_waiting = outbox._announce, [], threading.Event()
+    send_request, asked, is_waiting = outbox._send_request, [], threading.Event()
     wait_for_capacity = writer.store._writer._wait_for_capacity
 
     def announced(said):
         asked.extend([said] * (said.sequence == 0))
-        return announce(said)
+        return send_request(said)
 
     def waited(*arguments):
         is_waiting.set()
         return wait_for_capacity(*arguments)
 
-    monkeypatch.setattr(outbox, '_announce', announced)
+    monkeypatch.setattr(outbox, '_send_request', announced)
     monkeypatch.setattr(writer.store._writer, '_wait_for_capacity', waited)
     with ThreadPoolExecutor() as pool:
         appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
@@ -458,13 +458,13 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
             return
         for part in told:
             write(part)
-        writer.store._writer.learn('s', WAIT_S)
+        writer.store._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 2
         assert [number_of(entry) for entry in reader.read()] == [0, 1]
         for part in told:
             write(part)
         reader.ack()  # which says it anew, under a number that no clock gave
-        writer.store._writer.learn('s', WAIT_S)
+        writer.store._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
         writer.store.wait_for_transports({'s': told['planes']}, WAIT_S)

@@ -101,11 +101,11 @@ class Interleaved:
 
     def writer(self):
         store = self.place.open(max_pending_bytes=LIMIT)
-        announce, fill = store._writer._announce, store._writer._backfill
+        send_request, fill = store._writer._send_request, store._writer._backfill
 
         def announced(said):
             self.at('announcing')
-            reply = announce(said)
+            reply = send_request(said)
             self.at('announced')
             return reply
 
@@ -119,7 +119,8 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        store._writer._announce, store._writer._backfill, store._writer._wait_for_capacity = announced, filled, blocked
+        writer = store._writer
+        writer._send_request, writer._backfill, writer._wait_for_capacity = announced, filled, blocked
         return Quiet(store, self.directories[0])
 
     def _stop_in_rings(self, monkeypatch):

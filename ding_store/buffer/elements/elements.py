@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any, Callable, Collection, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -246,6 +246,9 @@ class Elements(ElementLayout):
             finish(update)
             return True
 
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        """Return None: a copied sampler belongs to no table. A copied buffer uses ``save_files.duplicate``."""
+
     def versions(self, name: str, slots: Array) -> Array:
         """
         Overview:
@@ -253,15 +256,16 @@ class Elements(ElementLayout):
         Returns:
             - values (:obj:`np.ndarray`): ``(n, steps)``, int64. One step, unless rows are sequences.
         Raises:
-            - SchemaMismatch: There is no such column, and a meta lacks the key.
+            - SchemaMismatch: There is no such column of integers, and a meta lacks the key.
         """
         column = self.table.columns.get(name)
-        if column is not None and (column[:1].size == 1 or column.dtype.kind in 'iu'):
+        if column is not None and column.dtype.kind in 'iu':
             return column[slots].reshape(len(slots), -1).astype(np.int64)
         metas = [self.metas.peek(slot).get(name) for slot in slots.tolist()]
         if None in metas:
+            found = '' if column is None else f' (its dtype is {column.dtype})'
             raise SchemaMismatch(
-                f'version ({name!r}) is neither a column of integers nor in every meta. Choose one of the '
+                f'version ({name!r}) is neither a column of integers{found} nor in every meta. Choose one of the '
                 f'columns {sorted(self.table.columns)}, or push every row with this meta.'
             )
         return np.array(metas, np.int64)[:, None]

@@ -46,8 +46,8 @@ class Sampler(RowListener):
         run for a batch that comes later, followed by ``drawn``. When its turn comes, ``may_deliver`` and ``delivered``
         are called for it. Batches that cannot be delivered any more go to ``returned``.
 
-        ``copy.deepcopy`` makes a sampler for a copied buffer: with the same settings, without a table. An index and
-        files of ``persist_to`` become None in such a copy.
+        ``copy.deepcopy`` makes a sampler for a copied buffer: with the same settings, without a table. What
+        ``attach`` and ``persist_to`` gave becomes None in such a copy.
     """
 
     #: Held during each sample, if two samples must not overlap. None: they may.
@@ -108,7 +108,10 @@ class Sampler(RowListener):
         return None
 
     def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
-        """Note which Prefetch, if any, draws ahead for the next sample. A queue takes back what another one drew."""
+        """
+        Note which Prefetch, if any, draws ahead for the next sample. A sampler that gives each row out in order, such
+        as Fifo, calls ``give_back`` of the previous Prefetch if it is another one.
+        """
 
     def drawn(self, rows: Array) -> None:
         """Note that these chosen rows are drawn ahead. ``delivered`` or ``returned`` follows."""

@@ -35,7 +35,8 @@ class Losses:
         self._awaited: Dict[str, int] = dict(heads.get('awaited', {}))
         self._deadline = time.monotonic() + grace_s
         self._written_off: Dict[str, int] = {}  # writer -> sequence up to which entries were counted as lost
-        self._excused = 0  # entries counted by their numbers, whose sequences have not been missed yet
+        # Entries whose sequences will be missing later and must not count again: a missing number showed them already.
+        self._excused = 0
 
     def heads(self, cursor: EntryId, marks: Mapping[str, int], committed: Mapping[str, int]) -> Dict[str, Any]:
         """

@@ -154,7 +154,7 @@ class Outbox:
         A writer's copies of the unacked entries of one stream, in order. Not thread-safe: the writer holds a lock
         around every method.
     Arguments:
-        - announce (:obj:`Callable`): Sends a request in one round trip. It raises StoreUnavailable if the reply was
+        - send_request (:obj:`Callable`): Sends a request in one round trip. It raises StoreUnavailable if the reply was
           lost.
         - backfill (:obj:`Optional[Callable]`): Sends a payload in one round trip. Needed if payloads have references.
         - start (:obj:`int`): The sequence before that of the first entry.
@@ -163,7 +163,7 @@ class Outbox:
     def __init__(
         self,
         stream: str,
-        announce: Callable[[AppendRequest], AppendReply],
+        send_request: Callable[[AppendRequest], AppendReply],
         max_pending_bytes: int = 0,
         drop_oldest: bool = False,
         backfill: Optional[Callable[[Backfill], None]] = None,
@@ -178,13 +178,13 @@ class Outbox:
         self.host = ''
         self.freed = 0  # the stream's counter of freed entries, by the last reply
         self.admission = 0  # number of this writer's admission to the stream; 0: none
-        self._announce = announce
+        self._send_request = send_request
         self._backfill = backfill
         self._ends: Ends = (0, 0)  # when the current epoch began
         #: The epoch that this writer appends to, and the counts when it began.
         self._written: Tuple[str, Ends] = ('', (0, 0))
         #: Readers of the last reply that listed them, and those to send to a server that lost its memory.
-        self._readers = self._forgotten = ''
+        self._readers = self._readers_to_restore = ''
         self._listed = 0  # of ``_readers``
         self._limit = max_pending_bytes
         self._drop_oldest = drop_oldest
@@ -284,13 +284,13 @@ class Outbox:
                 if self._queue and self._queue[0] is item:
                     self._queue.popleft()
             # Also after FULL: there may be no room before readers can read, and ack, what this reply requests.
-            self._learn(reply)
+            self._apply_reply(reply)
             if reply.status == FULL:
                 raise Refused(reply.freed)
 
     def check(self) -> None:
         """Request the stream's state. Entries that the server lost are queued again, and acked ones are released."""
-        self._learn(self._announce(self._announcement(None)))
+        self._apply_reply(self._send_request(self._request_of(None)))
 
     def let_all_go(self) -> None:
         """Release all entries that the server had accepted, because the stream was deleted."""
@@ -317,10 +317,10 @@ class Outbox:
 
     def _send(self, item: Item) -> AppendReply:
         known_epoch, lost_before, item.uncertain = self.epoch, item.uncertain, True
-        request = self._announcement(item)
+        request = self._request_of(item)
         item.is_referenced |= request.transport != WIRE
         try:
-            reply = self._announce(request)
+            reply = self._send_request(request)
         except StoreError as e:
             if e.has_no_effect:
                 item.uncertain = lost_before
@@ -342,24 +342,24 @@ class Outbox:
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
         if not is_away and not isinstance(error, StoreClosed):
             with suppress(StoreError):
-                return self._announce(self._announcement(None))
+                return self._send_request(self._request_of(None))
         return None
 
-    def _announcement(self, item: Optional[Item]) -> AppendRequest:
+    def _request_of(self, item: Optional[Item]) -> AppendRequest:
         base = self._sent[0].sequence if self._sent else self._queue[0].sequence if self._queue else self.sequence + 1
         if item is None:
             request = AppendRequest(
-                self.stream, self.epoch, 0, base, readers=self._forgotten, last_reply=self._last_reply
+                self.stream, self.epoch, 0, base, readers=self._readers_to_restore, last_reply=self._last_reply
             )
             return request._replace(admission=self.admission, listed=self._listed)
         limit = 0 if item.accepted else self._limit
         reference = item.payload.reference(self.host) if self.host else None
         data, transport = (item.payload.on_wire(), WIRE) if reference is None else (reference, self.transport)
         payload = (data, limit, self._drop_oldest, item.payload.size, transport)
-        known = (self._forgotten, self._last_reply, self.admission, self._listed)
+        known = (self._readers_to_restore, self._last_reply, self.admission, self._listed)
         return AppendRequest(self.stream, self.epoch, item.sequence, base, *payload, *known)
 
-    def _learn(self, reply: AppendReply) -> None:
+    def _apply_reply(self, reply: AppendReply) -> None:
         if reply.status == FORGOTTEN:
             self._begin_anew()
             return
@@ -374,10 +374,10 @@ class Outbox:
         self.transport, self.host, self.freed = reply.transport, reply.host, reply.freed
         self.admission = reply.admission
         if is_changed:
-            self._forgotten = '' if self.is_over else self._forgotten or self._readers
+            self._readers_to_restore = '' if self.is_over else self._readers_to_restore or self._readers
         elif self.epoch:
-            self._forgotten = ''  # A reply within the epoch shows that the server has read the list.
-        if not self._forgotten and reply.readers is not None:
+            self._readers_to_restore = ''  # A reply within the epoch shows that the server has read the list.
+        if not self._readers_to_restore and reply.readers is not None:
             self._readers, self._listed = reply.readers, reply.listed
         self._let_go(reply.floor)
         if is_changed and self.is_over:
@@ -393,7 +393,7 @@ class Outbox:
         """Reset the state after FORGOTTEN: all accepted entries are acked, and the server must admit it again."""
         self.let_all_go()
         self.epoch, self.admission, self._written = '', 0, ('', (0, 0))
-        self._last_reply = self._readers = self._forgotten = ''
+        self._last_reply = self._readers = self._readers_to_restore = ''
         self._listed = 0
 
     def _let_go(self, floor: int) -> bool:

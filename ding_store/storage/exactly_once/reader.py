@@ -16,9 +16,8 @@ logger = logging.getLogger(__name__)
 
 #: Policies for an entry whose bytes are not what was written.
 ON_CORRUPT = ('stop', 'skip')
-#: Number of marks that are kept for writers that the server does not have: those that were read last. To this, the
-#: number of writers is added that a server had when it lost its memory. These writers may come back. If they left, a
-#: server that goes back in time may have their entries again.
+#: How many marks of absent writers a reader keeps, newest first. After a server lost its memory, the limit grows by
+#: the number of writers it had, because they may come back.
 MAX_CARRIED = 1024
 
 
@@ -82,7 +81,7 @@ class Reader:
         #: Writers that the server has, as far as this reader has seen in this epoch.
         self._here: Set[str] = set()
         #: The highest number of writers that a server had when it lost its memory.
-        self._num_lost_sight: int = (heads or {}).get('num_lost_sight', 0)
+        self._max_writers_at_loss: int = (heads or {}).get('num_lost_sight', 0)
         # Entries from before this reader must not count as new when their writer sends them again.
         self._past = self._writers() if start == 'now' else {}
         # Without marks, entries up to here may have been acked by a previous reader of this name.
@@ -111,7 +110,7 @@ class Reader:
         """
         with self._lock:
             heads = self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
-            return {**heads, 'num_lost_sight': self._num_lost_sight}
+            return {**heads, 'num_lost_sight': self._max_writers_at_loss}
 
     @property
     def num_lost(self) -> int:
@@ -155,13 +154,13 @@ class Reader:
         Overview:
             Acknowledge what was read, up to and including ``entry_id``. Default: all that ``read`` returned.
         Arguments:
-            - wait (:obj:`bool`): False if acks are frequent: see ``Store.ack``.
+            - wait (:obj:`bool`): False: do not wait for the reply. A later call raises its errors: see ``Store.ack``.
         """
         with self._done_with(entry_id) as upto:
             self.store.ack(self.stream, self.name, upto, wait)
 
     def advance(self, entry_id: EntryId, name: str, header: Header) -> None:
-        """Acknowledge up to ``entry_id`` and publish a value, without waiting for both: see ``Store.advance``."""
+        """Acknowledge up to ``entry_id`` and publish a value, mostly without a wait: see ``Store.advance``."""
         with self._done_with(entry_id) as upto:
             self.store.advance(self.stream, self.name, upto, name, header)
 
@@ -238,7 +237,7 @@ class Reader:
             return
         self._here = set(stream.writers)
         carried = [writer for writer in self._marks if writer not in self._here]
-        for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._num_lost_sight)]:
+        for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._max_writers_at_loss)]:
             if not self._losses.is_awaited(writer):
                 self._drop(writer)
 
@@ -305,7 +304,7 @@ class Reader:
             self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
             self._losses.begin_epoch(first.epoch, self._cursor, self._marks)
-            self._num_lost_sight = max(self._num_lost_sight, len(self._here))
+            self._max_writers_at_loss = max(self._max_writers_at_loss, len(self._here))
             self._here = set()
 
     def _know(self, epoch: str) -> None:
@@ -322,7 +321,8 @@ class Reader:
         if sequence <= max(seen or 0, self._past.get(writer, 0)):
             self.num_duplicates += 1
             return False
-        # A previous reader of this name may have acked what this writer sent: a gap that begins there is no loss.
+        # Without marks, a previous reader of this name may have acked entries up to ``_had_before``. Sequences that are
+        # missing directly behind one of these may be acked ones, so they do not count as lost.
         is_owed = seen is None or seen > self._had_before.get(writer, 0)
         self._losses.miss(writer, seen, sequence, is_owed)
         self._marks.pop(writer, None)  # This moves it to the end.

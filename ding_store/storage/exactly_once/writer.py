@@ -92,7 +92,7 @@ class StreamWriter:
         self,
         stream: str,
         options: StreamOptions,
-        announce: Callable[[AppendRequest], AppendReply],
+        send_request: Callable[[AppendRequest], AppendReply],
         backfill: Optional[Callable[[Backfill], None]] = None,
         start: int = 0,
     ) -> None:
@@ -102,7 +102,7 @@ class StreamWriter:
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # entries that no reader has acked
         self._compression = Choice()
-        self.outbox = Outbox(stream, announce, options.max_pending_bytes, self.may_drop, backfill, start)
+        self.outbox = Outbox(stream, send_request, options.max_pending_bytes, self.may_drop, backfill, start)
         self.is_waiting = False  # the thread that holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
@@ -180,7 +180,7 @@ class Writer:
         The sending side of one open store. Thread-safe. Appends to one stream take turns, so that entries arrive in the
         order of their sequence numbers.
     Arguments:
-        - announce (:obj:`Callable`): Sends an append to the server, in one round trip.
+        - send_request (:obj:`Callable`): Sends an append to the server, in one round trip.
         - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: waits until the stream's counter of freed
           entries may have passed ``freed``, or the time is over. It returns the server's answer.
         - backfill (:obj:`Callable`): Sends a payload after its entry, in one round trip.
@@ -190,14 +190,14 @@ class Writer:
     def __init__(
         self,
         options: StoreOptions,
-        announce: Callable[[AppendRequest], AppendReply],
+        send_request: Callable[[AppendRequest], AppendReply],
         wait_for_capacity: WaitForCapacity,
         backfill: Optional[Callable[[Backfill], None]] = None,
         leave: Callable[[str, int], None] = lambda stream, admission: None,
     ) -> None:
         self.check_every_s = options.check_every_s
         self._options = options
-        self._announce = announce
+        self._send_request = send_request
         self._wait_for_capacity = wait_for_capacity
         self._backfill = backfill
         self._leave = leave
@@ -247,7 +247,7 @@ class Writer:
         if stream_writer is not None:
             self._check(stream_writer, wait_s, also_empty=True)
 
-    def learn(self, stream: str, wait_s: float) -> None:
+    def ask_for_acks(self, stream: str, wait_s: float) -> None:
         """Release the entries that are acked. Wait up to ``wait_s`` for new acks."""
         stream_writer = self._stream_writer(stream)
         freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
@@ -385,7 +385,9 @@ class Writer:
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
                 start = self._ended.get(stream, self._ended_before)
-                stream_writer = StreamWriter(stream, self._options.of(stream), self._announce, self._backfill, start)
+                stream_writer = StreamWriter(
+                    stream, self._options.of(stream), self._send_request, self._backfill, start
+                )
                 stream_writer.is_continued = stream in self._ended
                 self._stream_writers[stream] = stream_writer
             return self._stream_writers[stream]

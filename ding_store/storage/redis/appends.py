@@ -56,7 +56,7 @@ class RedisAppends:
         self._index = index
         self._doubt = doubt
 
-    def announce(self, request: AppendRequest) -> AppendReply:
+    def send_request(self, request: AppendRequest) -> AppendReply:
         if request.sequence > 0:
             self._index(request.stream)
         if len(request.payload) >= ASK_BYTES:

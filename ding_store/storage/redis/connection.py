@@ -79,7 +79,7 @@ class Connection:
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # held by the thread that connects, until it has finished
         self._session: Optional[ServerSession] = None
-        self._haste = threading.local()
+        self._thread = threading.local()
         self._opener: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._is_over = False
@@ -114,7 +114,7 @@ class Connection:
                 self._waiting.pop(threading.get_ident(), None)
 
     def _call(self, what: str, command: Callable[[ServerSession], T], patience_s: float) -> T:
-        began = self._began()
+        began = self._wait_began()
         deadline, delay_s, is_lost = 0.0, 0.02, False
         while True:
             session, tried_at = self._session, time.monotonic()
@@ -148,38 +148,40 @@ class Connection:
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
             delay_s = min(1.0, delay_s * 2)
 
-    def _began(self) -> float:
+    def _wait_began(self) -> float:
         """Return when the wait began that this thread's calls share, or the current time if they share none."""
-        return getattr(self._haste, 'began', None) or time.monotonic()
+        return getattr(self._thread, 'wait_began', None) or time.monotonic()
 
     @contextmanager
     def one_wait(self) -> Iterator[None]:
         """Make all calls and lock waits of this thread share one deadline while the server is away."""
-        was, self._haste.began = getattr(self._haste, 'began', None), self._began()
+        was, self._thread.wait_began = getattr(self._thread, 'wait_began', None), self._wait_began()
         try:
             yield
         finally:
-            self._haste.began = was
+            self._thread.wait_began = was
 
     def _deadline(self, since: float, patience_s: float) -> float:
         """Return the deadline of a wait that began at ``since``. The deadline of ``leaving`` may be earlier."""
-        return min(since + patience_s, self._left_at())
+        return min(since + patience_s, self._leave_deadline())
 
-    def _left_at(self) -> float:
+    def _leave_deadline(self) -> float:
         """Return the deadline of ``leaving`` in this thread. Its time begins with the first wait."""
         if not self._is_leaving:
             return math.inf
-        self._haste.until = getattr(self._haste, 'until', None) or time.monotonic() + self._haste.most_s
-        return float(self._haste.until)
+        self._thread.leave_deadline = (
+            getattr(self._thread, 'leave_deadline', None) or time.monotonic() + self._thread.leave_limit_s
+        )
+        return float(self._thread.leave_deadline)
 
     @contextmanager
-    def leaving(self, most_s: float) -> Iterator[None]:
+    def leaving(self, limit_s: float) -> Iterator[None]:
         """See ``TransportStore.leaving``."""
-        self._haste.most_s, self._haste.until = most_s, None
+        self._thread.leave_limit_s, self._thread.leave_deadline = limit_s, None
         try:
             yield
         finally:
-            self._haste.most_s = None
+            self._thread.leave_limit_s = None
 
     def wait(self, what: str, command: Callable[[ServerSession], T]) -> Optional[T]:
         """Run a blocking command. Return None after a reconnect: the caller must read the state again."""
@@ -202,19 +204,19 @@ class Connection:
     @contextmanager
     def nonblocking(self) -> Iterator[None]:
         """See ``Store.nonblocking``."""
-        was_nonblocking, self._haste.is_on = self.is_nonblocking, True
+        was_nonblocking, self._thread.is_nonblocking = self.is_nonblocking, True
         try:
             yield
         finally:
-            self._haste.is_on = was_nonblocking
+            self._thread.is_nonblocking = was_nonblocking
 
     @property
     def is_nonblocking(self) -> bool:
-        return getattr(self._haste, 'is_on', False)
+        return getattr(self._thread, 'is_nonblocking', False)
 
     @property
     def _is_leaving(self) -> bool:
-        return getattr(self._haste, 'most_s', None) is not None
+        return getattr(self._thread, 'leave_limit_s', None) is not None
 
     @contextmanager
     def held(self, lock: Any) -> Iterator[None]:
@@ -227,7 +229,7 @@ class Connection:
                 error = next(iter(list(self._waiting.values())), None)
                 if error is None and self.is_away():
                     error = redis.ConnectionError('the connection was lost')
-                if error is not None and (self.is_nonblocking or time.monotonic() >= self._left_at()):
+                if error is not None and (self.is_nonblocking or time.monotonic() >= self._leave_deadline()):
                     raise self._away('wait for a lock', error) from error
             try:
                 yield

@@ -91,7 +91,7 @@ class RedisStore(TransportStore):
         index, doubt = partial(keys.list_name, 'stream'), keys.doubt_stream
         self._appends = RedisAppends(self._call, keys.run, keys.of, self.writer, index, doubt)
         self._writer = Writer(
-            streams, self._appends.announce, self._wait_for_capacity, self._appends.backfill, self._appends.leave
+            streams, self._appends.send_request, self._wait_for_capacity, self._appends.backfill, self._appends.leave
         )
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)

@@ -66,7 +66,13 @@ class Unanswered:
                 raise StoreClosed(f'{what}: the store was closed during the call')
 
     def flush(self) -> None:
-        """Return when the scripts that were sent are done. Raise the errors of ``again``, and keep what is not done."""
+        """
+        Overview:
+            Return when the scripts that were sent are done. If their replies are lost or are errors, run ``again``.
+        Raises:
+            - StoreUnavailable: The next call sends the scripts again.
+            - StoreError: Any other error of ``again``. The scripts are dropped, and are not sent again.
+        """
         with self._connection.held(self._lock):
             self._flush()
 

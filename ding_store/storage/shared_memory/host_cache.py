@@ -302,17 +302,17 @@ class HostCache(Store):
                     note,
                     limit + limit // 4,
                     min(limit, MAX_BYTES),
-                    lambda wait_s: self._learn(stream, wait_s),
+                    lambda wait_s: self._ask_for_acks(stream, wait_s),
                     # The bytes must be the same in each backfill, so that parts that were sent before stay valid.
                     None if options.compression == AUTO else options.compression,
                     self._checked,
                 )
             return self._rings[stream]
 
-    def _learn(self, stream: str, wait_s: float) -> None:
-        """Learn which entries are acked. If the server is away, do not wait: the append waits, and keeps its entry."""
+    def _ask_for_acks(self, stream: str, wait_s: float) -> None:
+        """Ask which entries are acked. If the server is away, do not wait: the append waits, and keeps its entry."""
         with suppress(StoreUnavailable), self.store.nonblocking():
-            self.store.own_writer.learn(stream, wait_s)
+            self.store.own_writer.ask_for_acks(stream, wait_s)
 
     def _publish(self) -> bool:
         if not self._rings or self._is_over:

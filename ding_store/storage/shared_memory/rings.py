@@ -76,8 +76,8 @@ class Rings:
     Arguments:
         - max_bytes (:obj:`int`): Maximum size of one ring.
         - max_entry_bytes (:obj:`int`): Larger entries are refused here. Compressed, they may still fit through Redis.
-        - learn (:obj:`Callable`): Learns which entries are acked and calls ``release`` for them. Waits this many
-          seconds for news.
+        - ask_for_acks (:obj:`Callable`): Asks the server which entries are acked, and calls ``release`` for them. Waits
+          up to this many seconds for new acks.
         - compression (:obj:`Optional[str]`): Compression of payloads that must go through Redis after all.
         - checked (:obj:`bool`): Write a checksum with each payload in a ring.
     """
@@ -88,7 +88,7 @@ class Rings:
         note: Dict[str, Any],
         max_bytes: int,
         max_entry_bytes: int,
-        learn: Callable[[float], None],
+        ask_for_acks: Callable[[float], None],
         compression: Optional[str] = None,
         checked: bool = False,
     ) -> None:
@@ -100,8 +100,8 @@ class Rings:
         self._note = note
         self._max_bytes = max_bytes
         self._max_entry_bytes = max_entry_bytes
-        self._learn = learn
-        self._lock = threading.RLock()  # ``learn`` calls ``release``, which takes this lock.
+        self._ask_for_acks = ask_for_acks
+        self._lock = threading.RLock()  # ``ask_for_acks`` calls ``release``, which takes this lock.
         self._growing = threading.Lock()  # Only its holder adds a ring.
         self._rings: List[RingWriter] = []
         self._num_refused = 0
@@ -161,7 +161,7 @@ class Rings:
         left_s = PATIENCE_S if self._may_wait(length) else 0.0
         deadline = time.monotonic() + left_s
         while written is None and self._rings and left_s >= 0:
-            self._learn(left_s)  # Without our lock: ``release`` may be called in other threads.
+            self._ask_for_acks(left_s)  # Without our lock: ``release`` may be called in other threads.
             written = self._write(parts, length, head)
             left_s = deadline - time.monotonic()
         return written or self._write_to_larger(parts, length, head)
