@@ -599,7 +599,12 @@ def test_trainer_before_the_pusher_gets_no_batch_twice(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('exchanger', 'said'), [('context', 'are the learner'), ('model', "publish the policy 'main'")]
+    ('exchanger', 'said'),
+    [
+        ('context', 'are the learner'),
+        # Its learner may end before the other process has started: see STATUS.md.
+        pytest.param('model', "publish the policy 'main'", marks=pytest.mark.long),
+    ],
 )
 def test_second_learner_process_is_refused(tmp_path, exchanger, said):
     script = PIPELINES / 'two_learners.py'
