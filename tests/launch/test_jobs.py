@@ -602,13 +602,12 @@ def test_trainer_before_the_pusher_gets_no_batch_twice(tmp_path):
     ('exchanger', 'said'),
     [
         ('context', 'are the learner'),
-        # Its learner may end before the other process has started: see STATUS.md.
-        pytest.param('model', "publish the policy 'main'", marks=pytest.mark.long),
+        ('model', "publish the policy 'main'"),
     ],
 )
 def test_second_learner_process_is_refused(tmp_path, exchanger, said):
     script = PIPELINES / 'two_learners.py'
     roles = ('--roles', 'learner=1,collector=2')
     with job(ding_store('run', *roles, '--', 'python', script, exchanger), tmp_path) as run:
-        run.wait()
-        assert re.search(f"ConfigError: two processes {said} of run 'default': pid .* and pid ", run.text), run.text
+        refusal = f"ConfigError: two processes {said} of run 'default': pid .* and pid "
+        run.wait_for(lambda: re.search(refusal, run.text), 'the refusal')

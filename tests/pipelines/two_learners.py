@@ -20,4 +20,4 @@ with task.start(async_mode=False, ctx=OnlineRLContext()):
     else:
         task.use(ModelExchanger(torch.nn.Linear(2, 2)))
     task.use(collect)
-    task.run(max_step=1000)
+    task.run(max_step=10**9)  # the job ends it
