@@ -1,9 +1,9 @@
 """
-Environment variables: what a process is told by the user, or by the process that started it.
+Environment variables by which the user, or the process that started this one, configures a process.
 
 Only this module reads and writes the variables of ding_store. A process reads them with ``read_environment`` and passes
 the result on, usually as a ``StoreConfig``. A process that starts others writes them once, with ``write_environment``.
-Users set the variables for URL, run, redis-server and numba. The others are internal: their names may change.
+Users may set those that docs/reference/environment-variables.md lists. The others are internal: their names may change.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Dict, Optional
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
 ENV_REDIS_SERVER = 'DING_STORE_REDIS_SERVER'
 ENV_NO_NUMBA = 'DING_STORE_NO_NUMBA'
-#: Internal: see the fields of ``Environment``.
 ENV_SETTINGS, ENV_CHECKPOINT = 'DING_STORE_SETTINGS', 'DING_STORE_CHECKPOINT'
+#: Internal: see the fields of ``Environment``.
 ENV_LAUNCHED, ENV_JOINED = 'DING_STORE_LAUNCHED', 'DING_STORE_JOINED'
 ENV_LAUNCHER, ENV_USES, ENV_EXPLAIN = 'DING_STORE_LAUNCHER', 'DING_STORE_USES', 'DING_STORE_EXPLAIN'
 #: Internal: '1' patches DI-engine when it is imported. ``hook/site/sitecustomize.py`` reads it in each Python.
