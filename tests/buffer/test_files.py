@@ -15,7 +15,8 @@ from ding.framework.middleware import buffer_saver
 from elements import number, transition
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.saving import save_blocks, saves
+from ding_store.buffer.elements import save_blocks
+from ding_store.buffer.saving import saves
 from ding_store.buffer.saving.save_files import MAGIC
 from ding_store.errors import CorruptPayload, FormatMismatch
 

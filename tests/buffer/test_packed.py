@@ -12,9 +12,9 @@ from test_threads import run_all
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements import packed
+from ding_store.buffer.elements import packed_elements as packed
 from ding_store.buffer.elements.extents import Extents
-from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements.packed_elements import PackedElements
 from ding_store.buffer.table import reads as table_reads
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
@@ -185,15 +185,15 @@ def test_packed_push_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pyt
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(8):
         buffer.push(episode(i, 100 + i))
-    take, pushed = PackedColumn.take, []
+    take, pushed = PackedElements.take, []
 
-    def take_slowly(column: PackedColumn, slots: Array) -> List[Array]:
+    def take_slowly(column: PackedElements, slots: Array) -> List[Array]:
         if not pushed:
             pushed.append(1)
             run_all(lambda: buffer.push(episode(8, 108)))
         return take(column, slots)
 
-    monkeypatch.setattr(PackedColumn, 'take', take_slowly)
+    monkeypatch.setattr(PackedElements, 'take', take_slowly)
     # It is read again where what was drawn left meanwhile.
     assert sorted(len(item.data) for item in buffer.sample(8)) == list(range(101, 109))
     assert pushed

@@ -24,8 +24,8 @@ from crashes import (
 from test_durable import copy, images_at_lines, kill_at_line, put
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.elements import packed
-from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements.packed_elements import PackedElements
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 4
@@ -162,7 +162,7 @@ def test_packed_buffer_killed_at_any_line_is_sound(name: str, tmp_path: Path) ->
         assert read(directory) in (before, after), f'line {line}'
 
 
-class NamesFirst(PackedColumn):
+class NamesFirst(PackedElements):
     """Makes rows live before their packets are there."""
 
     late: List[Any] = []
@@ -176,7 +176,7 @@ class NamesFirst(PackedColumn):
             super()._write(*self.late.pop())
 
 
-class FreesTooEarly(PackedColumn):
+class FreesTooEarly(PackedElements):
     """Lets an episode's bytes be written to while it still counts."""
 
     def update(self, rows: np.ndarray, slots: np.ndarray, element: Any) -> None:
@@ -190,5 +190,5 @@ class FreesTooEarly(PackedColumn):
 def test_packed_buffer_written_in_a_wrong_order_is_found(
     wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('ding_store.buffer.elements.non_columnar.PackedColumn', wrong)
+    monkeypatch.setattr('ding_store.buffer.elements.non_columnar.PackedElements', wrong)
     assert noticed(tmp_path / 'replay', worker=EpisodeWorker, verify=verify)

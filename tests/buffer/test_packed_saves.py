@@ -11,8 +11,8 @@ from test_loads import flipped
 from test_packed import episode, number, numbers
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.elements import packed
-from ding_store.buffer.elements.packed import PackedColumn, Packet, Place
+from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements.packed_elements import PackedElements, Packet, Place
 from ding_store.buffer.saving import saves
 from ding_store.errors import CorruptPayload, FormatMismatch
 
@@ -96,16 +96,16 @@ def test_packed_save_during_writes_is_of_one_moment(
     others.save_data(str(tmp_path / 'others'))
     others.close()
     buffer, changed = filled(tmp_path / 'table'), []
-    read = PackedColumn.read
+    read = PackedElements.read
 
-    def read_changed(column: PackedColumn, place: Place) -> Packet:
+    def read_changed(column: PackedElements, place: Place) -> Packet:
         if place.row == row and not changed:
             changed.append(True)
             what(buffer)
         return read(column, place)
 
     monkeypatch.setattr(saves, '_FEW_BYTES', 0)
-    monkeypatch.setattr(PackedColumn, 'read', read_changed)
+    monkeypatch.setattr(PackedElements, 'read', read_changed)
     buffer.save_data(str(tmp_path / 'save'))
     assert changed
     assert loaded(tmp_path / 'save') == numbers(buffer)

@@ -7,11 +7,11 @@ from typing import Any, Iterable, List, Mapping, Optional, Sequence
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements import packed
+from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements.forms import check_may_differ, tell
 from ding_store.buffer.elements.non_columnar import NonColumnar
-from ding_store.buffer.elements.objects import ObjectColumn
+from ding_store.buffer.elements.object_elements import ObjectElements
 from ding_store.buffer.elements.raw_columns import fill_values
-from ding_store.buffer.elements.step_lists import check_may_differ, tell
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence.table_directory import TableDirectory
@@ -137,7 +137,7 @@ class ElementLayout(NonColumnar):
         def replaced() -> None:
             slots = np.arange(len(rows))
             self._schema, self.objects = schema, None if objects is None else self._new_objects()
-            if isinstance(self.objects, ObjectColumn) and kept is not None:
+            if isinstance(self.objects, ObjectElements) and kept is not None:
                 self.objects.put(slots, kept)
             self._outputs = self._new_outputs(schema)
             for slot, row, meta in zip(slots.tolist(), rows.tolist(), metas):
@@ -230,7 +230,7 @@ class ElementLayout(NonColumnar):
         with self.table.index.lock:
             slots = self.table.index.slots_by_age().astype(np.intp)
         elements, objects = self._decode(self.table.take(slots)), self._new_objects()
-        if isinstance(objects, ObjectColumn):
+        if isinstance(objects, ObjectElements):
             objects.put(slots, elements)
             # Readers between a copy and its decoding still hold the old columns and their schema.
             self.objects = objects

@@ -10,8 +10,8 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_layout import ElementLayout
-from ding_store.buffer.elements.objects import ObjectColumn
-from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements.object_elements import ObjectElements
+from ding_store.buffer.elements.packed_elements import PackedElements
 from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
@@ -171,7 +171,7 @@ class Elements(ElementLayout):
         rows, (decode, metas) = self.table.read(
             choose,
             lambda slots: (self._take(slots, warm), self._metas_of(slots)),
-            is_all=not isinstance(self.objects, PackedColumn),
+            is_all=not isinstance(self.objects, PackedElements),
         )
         return Read(rows, decode(), metas)
 
@@ -329,7 +329,7 @@ class Elements(ElementLayout):
         kept_metas = None if metas is None else metas[skipped:]
         records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
         stored: Optional[Columns] = None
-        if isinstance(self.objects, PackedColumn):
+        if isinstance(self.objects, PackedElements):
             stored = self.objects.store(elements[skipped:])
         elif self.table.narrow and self.schema is not None:
             stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.narrow))
@@ -356,7 +356,7 @@ class Elements(ElementLayout):
         return None if writer is None else writer.writing(element)
 
     def _write(self, slots: Array, elements: Sequence[Any]) -> None:
-        if isinstance(self.objects, ObjectColumn):
+        if isinstance(self.objects, ObjectElements):
             self.objects.put(slots, elements)
             return
         assert self.schema is not None

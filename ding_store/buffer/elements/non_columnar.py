@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Any, Iterable, Iterator, Union
 
-from ding_store.buffer.elements import packed
-from ding_store.buffer.elements.objects import ObjectColumn
-from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements.object_elements import ObjectElements
+from ding_store.buffer.elements.packed_elements import PackedElements
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.table import Table
 from ding_store.columns import NotColumnar
@@ -18,18 +18,18 @@ class NonColumnar:
 
     table: Table
     #: None if all elements are in columns.
-    objects: Union[None, ObjectColumn, PackedColumn]
+    objects: Union[None, ObjectElements, PackedElements]
 
     def _pack(self, elements: Iterable[Any], num_rows: int, regions: ColumnMemory) -> None:
         """Pack elements, and write their places to new columns in ``regions``."""
-        column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
+        column = self.objects if isinstance(self.objects, PackedElements) else PackedElements(self.table)
         regions.add(packed.SPECS)
         regions.reserve(num_rows)
         for name, values in column.store(elements).items():
             regions.columns[name][:num_rows] = values
 
-    def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
-        return ObjectColumn() if self.table.table_dir is None else PackedColumn(self.table)
+    def _new_objects(self) -> Union[ObjectElements, PackedElements]:
+        return ObjectElements() if self.table.table_dir is None else PackedElements(self.table)
 
     @contextmanager
     def _storing(self) -> Iterator[None]:
@@ -41,7 +41,7 @@ class NonColumnar:
 
     def _give_back(self) -> None:
         """Free the space of elements that were packed for rows that did not become live."""
-        if isinstance(self.objects, PackedColumn):
+        if isinstance(self.objects, PackedElements):
             self.objects.give_back()
         elif self.table.table_dir is not None:
             packed.remove_leftover(self.table.table_dir)

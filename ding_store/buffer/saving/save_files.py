@@ -14,11 +14,11 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.packed import PackedColumn
+from ding_store.buffer.elements.packed_elements import PackedElements
+from ding_store.buffer.elements.save_blocks import BLOCK_BYTES
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.saving import loads, saves
 from ding_store.buffer.saving.loads import Loaded
-from ding_store.buffer.saving.save_blocks import BLOCK_BYTES
 from ding_store.buffer.saving.saves import Contents, Metas, PackedSave, Save, SaveWriter, contents
 from ding_store.buffer.table.narrowing import stored_specs
 from ding_store.buffer.table.row_choices import by_rows
@@ -69,7 +69,7 @@ def remove(path: str) -> None:
 
 
 def _num_bytes(elements: Elements) -> int:
-    if isinstance(elements.objects, PackedColumn):
+    if isinstance(elements.objects, PackedElements):
         return elements.objects.num_bytes
     return len(elements.table) * elements.table.row_bytes
 
@@ -117,7 +117,7 @@ def _of(elements: Elements, kept: Contents) -> Loaded:
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
     narrow = list(elements.table.narrow)
     objects: Optional[Iterable[Any]] = kept.objects
-    if isinstance(elements.objects, PackedColumn):
+    if isinstance(elements.objects, PackedElements):
         objects = _unpacked(elements, kept.rows)
     breaks = elements.sequences.breaks.list()
     return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row, breaks=breaks)

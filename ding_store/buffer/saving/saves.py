@@ -26,9 +26,9 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.objects import ObjectColumn
-from ding_store.buffer.elements.packed import PackedColumn, Packet
-from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
+from ding_store.buffer.elements.object_elements import ObjectElements
+from ding_store.buffer.elements.packed_elements import PackedElements, Packet
+from ding_store.buffer.elements.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
 from ding_store.buffer.sequences.breaks import Break, as_breaks
 from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
@@ -64,7 +64,7 @@ def contents(elements: Elements) -> Contents:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
     table.check_unchanged()
-    objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectColumn) else None
+    objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectElements) else None
     breaks = elements.sequences.breaks.list()
     if not elements.metas.is_used:
         return Contents(rows, objects, [], table.next_row, breaks)
@@ -113,7 +113,7 @@ class SaveWriter:
 
     def _begin(self, start: int) -> None:
         schema, objects = self._elements.schema, self._elements.objects
-        is_packed = isinstance(objects, PackedColumn)
+        is_packed = isinstance(objects, PackedElements)
         columns = {} if schema is None else self._table.columns
         header = {
             'version': VERSION,
@@ -130,7 +130,7 @@ class SaveWriter:
         self._saved = np.empty(0, np.int64)
         self._blocks = (
             PacketBlocks(self._file, self._elements, objects)
-            if isinstance(objects, PackedColumn)
+            if isinstance(objects, PackedElements)
             else ColumnBlocks(self._file, self._table)
         )
 
@@ -145,7 +145,7 @@ class SaveWriter:
         return np.setdiff1d(self._table.rows_by_age(), self._saved)
 
     def _write_rows(self, rows: Array) -> None:
-        if not isinstance(self._elements.objects, ObjectColumn):  # Objects are saved in the extras.
+        if not isinstance(self._elements.objects, ObjectElements):  # Objects are saved in the extras.
             self._saved = np.union1d(self._saved, self._blocks.write(rows))
 
     def _write_rest(self, kept: Contents, counts: Optional[Dict[str, int]]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.packed import PackedColumn, Place
+from ding_store.buffer.elements.packed_elements import PackedElements, Place
 from ding_store.buffer.table.table import Table, is_run
 from ding_store.storage.encoding.checksum import checksum
 
@@ -95,7 +95,7 @@ class PacketBlocks:
         Blocks of a head and packets. The head has row numbers, sizes and checksums of the packets (int64 each).
     """
 
-    def __init__(self, file: IO[bytes], elements: Elements, packets: PackedColumn) -> None:
+    def __init__(self, file: IO[bytes], elements: Elements, packets: PackedElements) -> None:
         self._file, self._elements, self._packets = file, elements, packets
         self._index = elements.table.index
         self.lengths: List[int] = []

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 LARGE_BYTES = 64 << 10
 
 
-class ObjectColumn:
+class ObjectElements:
     """
     Overview:
         One object per slot, stored by reference. A change to an object in place is visible to all later readers, as in

@@ -76,7 +76,7 @@ class Packet(NamedTuple):
             raise CorruptPayload(f'the packet of row {self.row} holds no element: {e}') from e
 
 
-class PackedColumn(RowListener):
+class PackedElements(RowListener):
     """
     Overview:
         Stores each element as a *packet* in one file: its schema and columns. Columns of the table hold the packet's
