@@ -12,9 +12,9 @@ from test_threads import run_all
 
 from ding_store.buffer import Prioritized, StoreBuffer, limited
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements import packet_file
 from ding_store.buffer.elements.extents import Extents
-from ding_store.buffer.elements.packed_elements import PackedElements
+from ding_store.buffer.elements.packed_elements import INFO, PackedElements
 from ding_store.buffer.table import reads as table_reads
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
@@ -51,7 +51,7 @@ def test_packed_rows_keep_metas_priorities_and_uses(tmp_path: Path) -> None:
         assert numbers(buffer) == [('0', 0, {'i': 0}), ('1', 5, {'i': 5}), ('2', 1, {'i': 1})]
         assert buffer.sampler.sampler.priorities_of(rows).tolist() == pytest.approx([2.0, 3.0])  # made of masses
         assert buffer.sampler.uses_of(rows).tolist() == [1, 1]
-        assert not list(tmp_path.glob('*.column'))[len(packed.SPECS) :]
+        assert not list(tmp_path.glob('*.column'))[len(packet_file.SPECS) :]
         buffer.close()
         buffer = opened()
     buffer.close()
@@ -187,11 +187,11 @@ def test_packed_push_does_not_wait_for_a_reader(tmp_path: Path, monkeypatch: pyt
         buffer.push(episode(i, 100 + i))
     take, pushed = PackedElements.take, []
 
-    def take_slowly(column: PackedElements, slots: Array) -> List[Array]:
+    def take_slowly(elements: PackedElements, slots: Array, is_warm: bool) -> Any:
         if not pushed:
             pushed.append(1)
             run_all(lambda: buffer.push(episode(8, 108)))
-        return take(column, slots)
+        return take(elements, slots, is_warm)
 
     monkeypatch.setattr(PackedElements, 'take', take_slowly)
     # It is read again where what was drawn left meanwhile.
@@ -245,20 +245,20 @@ def test_packed_episode_with_a_flipped_bit_is_found(tmp_path: Path) -> None:
     for _ in range(100):
         row = int(random.integers(4, 12))
         slot = buffer.table.index.find(np.array([row]))[0][0]
-        place, size = columns[packed.PLACE][slot], columns[packed.BYTES][slot]
+        place, size = columns[packet_file.PLACE][slot], columns[packet_file.BYTES][slot]
         byte, bit = place + random.integers(size), 1 << random.integers(8)
         file[byte] ^= bit
         check_damage(buffer, row, [each for each in range(4, 12) if each != row])
         assert buffer.check() == findings_of(buffer, row)
         file[byte] ^= bit
-    for name in packed.SPECS:
+    for name in packet_file.SPECS:
         for bit in range(63):
             columns[name][3] ^= np.int64(1 << bit)
             row = int(buffer.table.index.row_of_slot[3])
             check_damage(buffer, row, [each for each in range(4, 12) if each != row])
             columns[name][3] ^= np.int64(1 << bit)
     assert buffer.check() == []
-    file[columns[packed.PLACE][0] + 9] ^= 1
+    file[columns[packet_file.PLACE][0] + 9] ^= 1
     buffer.close()
     buffer = StoreBuffer(8, path=str(tmp_path))
     row = int(buffer.table.index.row_of_slot[0])
@@ -269,7 +269,7 @@ def test_packed_episode_with_a_flipped_bit_is_found(tmp_path: Path) -> None:
     buffer.close()
 
 
-@pytest.mark.parametrize('name', [packed.PLACE, packed.BYTES])
+@pytest.mark.parametrize('name', [packet_file.PLACE, packet_file.BYTES])
 @pytest.mark.parametrize('is_opened_again', [False, True])
 def test_packed_damaged_place_loses_no_other_row(name: str, is_opened_again: bool, tmp_path: Path) -> None:
     for bit in (6, 9, 12, 13, 14, 15, 16, 40, 62, 63):
@@ -298,7 +298,7 @@ def test_packed_bytes_of_two_rows_are_freed_once(tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path))
     for i in (1, 5, 5, 5):
         buffer.push(episode(i))
-    places = buffer.table.columns[packed.PLACE]
+    places = buffer.table.columns[packet_file.PLACE]
     places[3] = places[1]
     buffer.close()
     buffer = StoreBuffer(4, path=str(tmp_path))
@@ -320,5 +320,5 @@ def test_packed_file_of_another_version_is_refused(tmp_path: Path) -> None:
     header_of(tmp_path, info={'packed': 1})
     with pytest.raises(FormatMismatch, match='packed elements of version 1'):
         StoreBuffer(8, path=str(tmp_path))
-    header_of(tmp_path, info=packed.INFO)
+    header_of(tmp_path, info=INFO)
     assert StoreBuffer(8, path=str(tmp_path)).count() == 2

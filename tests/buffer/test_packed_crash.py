@@ -24,8 +24,9 @@ from crashes import (
 from test_durable import copy, images_at_lines, kill_at_line, put
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.elements import packed_elements as packed
+from ding_store.buffer.elements import packet_file
 from ding_store.buffer.elements.packed_elements import PackedElements
+from ding_store.buffer.elements.packet_file import PacketFile
 
 #: ``scripts/crash.sh`` asks for more.
 KILLS = int(os.environ.get('DING_STORE_KILLS', '40')) // 4
@@ -103,7 +104,7 @@ def test_packed_buffer_killed_anywhere_is_sound(tmp_path: Path) -> None:
     # Bytes of episodes that left were used again.
     newest = sum(len(step['frame']) * 8 for row in range(CAPACITY) for step in episode(row))
     file = tmp_path / 'replay' / 'packed'
-    assert 0 < file.stat().st_size < 4 * newest + packed._STEP_BYTES
+    assert 0 < file.stat().st_size < 4 * newest + packet_file._STEP_BYTES
 
 
 # Killed at every line
@@ -124,7 +125,7 @@ def read(path: Path) -> List[tuple]:
 #: What becomes of five elements, the last of so many steps and the others of two: they are packed for the sake of one
 #: more; others from a save; none. How many there are then, and a file of the buffer's source that does it.
 CHANGES = {
-    'pack': (2, lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}), 6, 'elements/packed.py'),
+    'pack': (2, lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}), 6, 'elements/packet_file.py'),
     'load': (2, lambda buffer, directory: buffer.load_data(str(directory / 'save')), 5, 'saving/loads.py'),
     'clear': (3, lambda buffer, directory: buffer.clear(), 0, 'table/shape.py'),
 }
@@ -162,13 +163,13 @@ def test_packed_buffer_killed_at_any_line_is_sound(name: str, tmp_path: Path) ->
         assert read(directory) in (before, after), f'line {line}'
 
 
-class NamesFirst(PackedElements):
+class NamesFirst(PacketFile):
     """Makes rows live before their packets are there."""
 
     late: List[Any] = []
 
-    def _write(self, place: int, packet: np.ndarray) -> None:
-        self.late.append((place, packet))
+    def _write(self, place: int, data: np.ndarray) -> None:
+        self.late.append((place, data))
 
     def published(self, slots: np.ndarray) -> None:
         linger()
@@ -180,15 +181,17 @@ class FreesTooEarly(PackedElements):
     """Lets an episode's bytes be written to while it still counts."""
 
     def update(self, rows: np.ndarray, slots: np.ndarray, element: Any) -> None:
-        self.removed(slots)
-        columns = self.store([element])
+        self._packets.removed(slots)
+        columns = self._write([element])
         linger()
         self._table.update(rows, columns)
 
 
-@pytest.mark.parametrize('wrong', [NamesFirst, FreesTooEarly])
+@pytest.mark.parametrize(
+    ('name', 'wrong'), [('packed_elements.PacketFile', NamesFirst), ('stores.PackedElements', FreesTooEarly)]
+)
 def test_packed_buffer_written_in_a_wrong_order_is_found(
-    wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, wrong: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr('ding_store.buffer.elements.non_columnar.PackedElements', wrong)
+    monkeypatch.setattr(f'ding_store.buffer.elements.{name}', wrong)
     assert noticed(tmp_path / 'replay', worker=EpisodeWorker, verify=verify)

@@ -11,8 +11,9 @@ from test_loads import flipped
 from test_packed import episode, number, numbers
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.elements import packed_elements as packed
-from ding_store.buffer.elements.packed_elements import PackedElements, Packet, Place
+from ding_store.buffer.elements import packet_file
+from ding_store.buffer.elements.packet_file import PacketFile
+from ding_store.buffer.elements.packets import Packet, Place
 from ding_store.buffer.saving import saves
 from ding_store.errors import CorruptPayload, FormatMismatch
 
@@ -96,16 +97,16 @@ def test_packed_save_during_writes_is_of_one_moment(
     others.save_data(str(tmp_path / 'others'))
     others.close()
     buffer, changed = filled(tmp_path / 'table'), []
-    read = PackedElements.read
+    read = PacketFile.read
 
-    def read_changed(column: PackedElements, place: Place) -> Packet:
+    def read_changed(file: PacketFile, place: Place) -> Packet:
         if place.row == row and not changed:
             changed.append(True)
             what(buffer)
-        return read(column, place)
+        return read(file, place)
 
     monkeypatch.setattr(saves, '_FEW_BYTES', 0)
-    monkeypatch.setattr(PackedElements, 'read', read_changed)
+    monkeypatch.setattr(PacketFile, 'read', read_changed)
     buffer.save_data(str(tmp_path / 'save'))
     assert changed
     assert loaded(tmp_path / 'save') == numbers(buffer)
@@ -141,7 +142,7 @@ def test_packed_save_of_a_damaged_episode_is_refused(tmp_path: Path) -> None:
     buffer.save_data(str(name))
     before = name.read_bytes()
     slot = buffer.table.index.find(np.array([6]))[0][0]
-    place = int(buffer.table.columns[packed.PLACE][slot])
+    place = int(buffer.table.columns[packet_file.PLACE][slot])
     np.memmap(tmp_path / 'table' / 'packed', np.uint8)[place + 100] ^= 1
     with pytest.raises(CorruptPayload, match=r'the element of row 6 in .*table.* is damaged'):
         buffer.save_data(str(name))

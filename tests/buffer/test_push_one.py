@@ -25,7 +25,7 @@ def fill(buffer: StoreBuffer, make: Any, count: int) -> None:
 
 
 def is_compiled(buffer: StoreBuffer, element: Any) -> bool:
-    return buffer._elements._writing(element) is not None
+    return buffer._elements.store.writing(element) is not None
 
 
 @pytest.mark.parametrize('make', [dict, ttorch.tensor], ids=['dict', 'tree'])

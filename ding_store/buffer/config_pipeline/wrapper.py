@@ -240,7 +240,7 @@ class StoreBufferWrapper:
     def state_dict(self) -> Dict[str, Any]:
         """Return the elements as a list, oldest first, for checkpoints of small buffers. ``save_data`` streams."""
         state: Dict[str, Any] = {'data': [item.data for item in self.buffer], 'push_count': self._push_count}
-        state['breaks'] = self.buffer._elements.places_of_breaks()
+        state['breaks'] = self.buffer._elements.sequences.places_of_breaks()
         if self._priorities is not None:
             state['priorities'] = self._priorities.state()
         return state
@@ -259,7 +259,7 @@ class StoreBufferWrapper:
         first = self.buffer.table.next_row
         self.push(elements)
         breaks = [first + place for place in state_dict.get('breaks', ())]
-        self.buffer._elements.end_sequences([*breaks, self.buffer.table.next_row])
+        self.buffer._elements.sequences.end([*breaks, self.buffer.table.next_row])
         self._push_count = state_dict.get('push_count', self._push_count)
         if 'priorities' not in state_dict or not self._has_priorities():
             return

@@ -1,30 +1,41 @@
-"""Elements and metas in a table: in columns if they fit, else as Python objects, or packed if the table has a path."""
+"""The elements and metas of a table: in columns if they fit, else as Python objects, or packed if it has a path."""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any, Callable, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.element_layout import ElementLayout
-from ding_store.buffer.elements.object_elements import ObjectElements
-from ding_store.buffer.elements.packed_elements import PackedElements
+from ding_store.buffer.elements.current_store import CurrentStore
+from ding_store.buffer.elements.element_store import ElementStore
 from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
+from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.buffer.table.table import Keep, Table, is_run
+from ding_store.buffer.table.table import Keep, Table
 from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
 Choose = Callable[[RowIndex], Array]
+Metas = Optional[Sequence[Optional[Mapping[Any, Any]]]]
 
 
 class Read(NamedTuple):
@@ -35,12 +46,12 @@ class Read(NamedTuple):
     metas: List[Meta]
 
 
-class Elements(ElementLayout):
+class Elements:
     """
     Overview:
-        The elements that a buffer and its views share. The first element decides on the layout. Its leaves become the
-        columns. If columns cannot hold it, all elements are stored as objects. Lists that turn out to vary in length,
-        such as episodes, move from columns to objects.
+        The elements that a buffer and its views share. They are in one ``ElementStore``. The first element decides
+        which. Its leaves become the columns. If columns cannot hold it, all elements are stored one by one. Lists that
+        turn out to vary in length, such as episodes, move from columns to such a store.
     Arguments:
         - capacity (:obj:`int`): The maximum number of elements. The oldest are evicted when there are more.
         - path (:obj:`Optional[str]`): Directory of a table that survives its process, or None for a private table. With
@@ -53,114 +64,30 @@ class Elements(ElementLayout):
         self, capacity: int, path: Optional[str] = None, fsync: bool = False, begin_episodes: bool = True
     ) -> None:
         self.table = Table({}, capacity, path, fsync)
-        self._schema: Optional[Schema] = None
-        self.objects = None
         table_dir = self.table.table_dir
         try:
             self.metas = MetaStore(
                 self.table.index, self.table.write_lock, None if table_dir is None else table_dir.metas
             )
             self.sequences = Sequences(self.table, self.metas)
-            self._restore()
-            self.end_sequences([self.table.next_row], begin_episodes)
+            self.metas.restore()
+            self.current = CurrentStore(self.table, self.sequences)
+            self.sequences.end([self.table.next_row], begin_episodes)
         except BaseException:
             self.table.close()
             raise
-        self._outputs = self._new_outputs(self._schema)
 
-    def append(
-        self,
-        elements: Sequence[Any],
-        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]] = None,
-        note: Optional[Mapping[str, Any]] = None,
-        keep: Optional[Keep] = None,
-    ) -> Array:
-        """
-        Overview:
-            Add elements, with or without metas. ``note`` is committed with them. ``keep`` is called just before.
-        Returns:
-            - rows (:obj:`np.ndarray`): The row numbers of the elements.
-        Raises:
-            - SchemaMismatch: An element does not fit the others. None was added.
-        """
-        return self._add(elements, metas, note, keep)[0]
+    @property
+    def schema(self) -> Optional[Schema]:
+        """The leaves of an element. None before the first element, and if elements are not in columns."""
+        return self.current.store.schema
 
-    def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
-        """Add one element. Return its row number and its meta, which the caller may modify."""
-        with self.table.write_lock:
-            self.table.check_open()
-            write = self._writing(element) if meta is None else None
-            if write is not None:
-                slots, row = self.table.add_one(self._without_meta(write) if self.metas.is_used else write)
-            else:
-                rows, slots = self._add([element], None if meta is None else [meta])
-                row = int(rows[0])
-            return row, self.metas.get(int(slots[0]), row)
+    @property
+    def store(self) -> ElementStore:
+        """The store that holds all elements at present."""
+        return self.current.store
 
-    def extend(
-        self,
-        columns: Columns,
-        schema: Optional[Schema] = None,
-        note: Optional[Mapping[str, Any]] = None,
-        keep: Optional[Keep] = None,
-        meta: Optional[Mapping[Any, Any]] = None,
-        narrowed: Collection[str] = (),
-    ) -> Array:
-        """Add rows that are columns already, of the given schema or the table's, see ``StoreBuffer.extend``."""
-        with self.table.write_lock:
-            self.table.check_open()
-            schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
-            if self.objects is not None:
-                elements = schema.decode(widened_columns(columns, narrowed))
-                return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
-            if schema is not self.schema and schema != self.schema:
-                if self.schema is None or not len(self.table):
-                    self.start(schema, candidates(schema.columns(), columns, narrowed))
-                else:
-                    self._adapt(schema)
-                columns = as_wide(columns, self.table.specs, schema)
-            columns = complete(columns, self.table.specs)
-            if meta is not None:
-                keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
-            elif self.metas.is_used:
-                keep = self._without_metas(keep)
-            return self.table.extend(columns, note, keep, narrowed)
-
-    def _without_meta(self, write: Callable[[int], None]) -> Callable[[int], None]:
-        """Return a function that writes a row and drops the meta of its slot, see ``_without_metas``."""
-
-        def write_and_drop(slot: int) -> None:
-            write(slot)
-            self.metas.drop(np.array([slot]))
-
-        return write_and_drop
-
-    def _without_metas(self, keep: Optional[Keep]) -> Keep:
-        """
-        Return a ``keep`` function that drops the metas of the slots before the new rows are live. Readers would
-        otherwise take them for metas of the new rows.
-        """
-
-        def drop(slots: Array, rows: Array) -> None:
-            self.metas.drop(slots)
-            if keep is not None:
-                keep(slots, rows)
-
-        return drop
-
-    def _with_meta(self, meta: Mapping[Any, Any], num_rows: int, keep: Optional[Keep]) -> Keep:
-        """Return a ``keep`` function that gives all rows this meta before they are live."""
-        skipped = max(0, num_rows - self.table.capacity)
-        first = self.table.next_row + skipped
-        records = self.metas.encode_shared(np.arange(first, first + num_rows - skipped), meta)
-
-        def keep_all(slots: Array, rows: Array) -> None:
-            self.metas.record(records)
-            self.metas.put_shared(slots, rows, meta)
-            if keep is not None:
-                keep(slots, rows)
-
-        return keep_all
+    # Reads.
 
     def read(self, choose: Choose, warm: bool = True) -> Read:
         """
@@ -168,86 +95,42 @@ class Elements(ElementLayout):
             Read elements and metas of the rows whose slots are chosen. Elements from columns are views of one gathered
             batch. ``warm`` puts the batch into memory that was used before and is free now.
         """
-        rows, (decode, metas) = self.table.read(
+        rows, (make, metas) = self.table.read(
             choose,
-            lambda slots: (self._take(slots, warm), self._metas_of(slots)),
-            is_all=not isinstance(self.objects, PackedElements),
+            lambda slots: (self.current.store.take(slots, warm), self._metas_of(slots)),
+            is_all=self.store.is_in_memory,
         )
-        return Read(rows, decode(), metas)
+        return Read(rows, make(), metas)
 
-    def read_columns(self, choose: Choose) -> Tuple[Array, Schema, Columns]:
+    def gather(self, choose: Choose) -> Tuple[Array, Schema, Columns, Output]:
         """
         Overview:
-            Read the columns of the chosen rows. Return row numbers, schema and columns.
+            Read the columns of the chosen rows. Return row numbers, schema, columns and their memory.
         Raises:
-            - SchemaMismatch: The elements are objects.
+            - SchemaMismatch: The elements are not in columns.
         """
-        rows, (columns, _) = self.table.read(choose, self._gather)
-        return rows, self._columnar(), columns
-
-    def read_steps(self, choose: Choose, length: int) -> Tuple[Array, Schema, Columns, Optional[ttorch.Tensor]]:
-        """
-        Read columns of ``length`` steps of sequences, like ``read_columns``. Also return their batch if it consists of
-        views alone.
-        """
-        rows, (columns, output) = self.table.read(choose, self._gather)
-        return rows, self._columnar(), columns, output.batch(length)
+        rows, gathered = self.table.read(choose, self._gather)
+        return (rows, *gathered)
 
     def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
         """Read one decoded batch. Return row numbers, the batch, and a function that makes its elements."""
-        rows, (columns, output) = self.table.read(choose, self._gather)
-        schema = self._columnar()
+        rows, (schema, columns, output) = self.table.read(choose, self._gather)
         batch = output.batch()
         if batch is None:
             batch = schema.decode_batch(columns)
         return rows, batch, lambda: schema.decode(columns)
 
-    def end_sequences(self, rows: Iterable[int], begin_episodes: bool = True) -> None:
-        """
-        Overview:
-            End all sequences before these rows: none continues from an earlier row to one of them.
-        Arguments:
-            - begin_episodes (:obj:`bool`): Whether every episode begins anew with these rows.
-        """
-        with self.table.write_lock:
-            if len(self.table):
-                oldest = int(self.table.rows_by_age()[0])
-                self.sequences.breaks.add([(row, begin_episodes) for row in rows], oldest)
-                self.sequences.replaced()
+    def read_unrolled(self, choose: Choose) -> Tuple[Array, Any]:
+        """Read elements that are sequences themselves. Return row numbers, and what ``take_steps`` returned."""
+        return self.table.read(choose, lambda slots: self.current.store.take_steps(slots))
 
-    def places_of_breaks(self) -> List[int]:
-        """
-        Return the positions, in order of age, of rows that do not follow the row before them although it has their
-        group.
-        """
-        with self.table.write_lock:
-            rows = self.table.rows_by_age()
-            do_follow = (np.diff(rows) == 1) & (np.diff(self.sequences.breaks.segments(rows)) == 0)
-            places: List[int] = (np.flatnonzero(~do_follow) + 1).tolist()
-            return places
+    def _gather(self, slots: Array) -> Tuple[Schema, Columns, Output]:
+        # Each attempt of a read copies from the store of that moment. The copy comes with the schema of that store.
+        return self.current.store.gather(slots)
 
-    def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
-        """Replace an element, its meta or both. Return whether the row was in the table."""
-        rows = np.array([row], np.int64)
-        with self.table.write_lock:
-            self.table.check_open()
-            with self.table.index.lock:
-                slots, found = self.table.index.find(rows)
-            if not found[0]:
-                return False
-            self.metas.encode(rows, None if meta is None else [meta])  # Check first that the meta can be stored.
-
-            def update() -> None:
-                if element is not None:
-                    self._replace(rows, slots, element)
-                if meta is not None:
-                    self.metas.put(int(slots[0]), row, meta)
-
-            finish(update)
-            return True
-
-    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
-        """Return None: a copied sampler belongs to no table. A copied buffer uses ``save_files.duplicate``."""
+    def _metas_of(self, slots: Array) -> List[Meta]:
+        get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()
+        return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
 
     def versions(self, name: str, slots: Array) -> Array:
         """
@@ -270,108 +153,165 @@ class Elements(ElementLayout):
             )
         return np.array(metas, np.int64)[:, None]
 
-    def delete(self, rows: Array) -> None:
-        with self.table.write_lock:
-            slots = self.table.delete(rows)
-            self.metas.drop(slots)
-            if self.objects is not None:
-                self.objects.drop(slots)
+    def findings(self) -> List[str]:
+        """Return the problems of elements that are not in columns."""
+        with self.table.write_lock, self.table.index.lock:
+            return self.store.findings()
 
-    def clear(self) -> None:
-        """Delete all elements. The next element decides on the layout again. Row numbers continue to grow."""
-        with self.table.write_lock:
-            finish(self._clear)
+    # New rows.
 
-    def _clear(self) -> None:
-        self.table.clear()
-        self.metas.clear()
-        if self.objects is not None:
-            self.objects.remove()
-            self.objects = None
+    def append(
+        self,
+        elements: Sequence[Any],
+        metas: Metas = None,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+    ) -> Array:
+        """
+        Overview:
+            Add elements, with or without metas. ``note`` is committed with them. ``keep`` is called just before.
+        Returns:
+            - rows (:obj:`np.ndarray`): The row numbers of the elements.
+        Raises:
+            - SchemaMismatch: An element does not fit the others. None was added.
+        """
+        return self._add(elements, metas, note, keep)[0]
 
-    def close(self) -> None:
-        """Close the table and be empty. The files keep the elements for the next process."""
+    def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
+        """Add one element. Return its row number and its meta, which the caller may modify."""
         with self.table.write_lock:
-            self.metas.close()
-            self.table.close()
-            self._schema, self.objects = None, None
+            self.table.check_open()
+            write = self.store.writing(element) if meta is None else None
+            if write is not None:
+                slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+            else:
+                rows, slots = self._add([element], None if meta is None else [meta])
+                row = int(rows[0])
+            return row, self.metas.get(int(slots[0]), row)
+
+    def extend(
+        self,
+        columns: Columns,
+        schema: Optional[Schema] = None,
+        note: Optional[Mapping[str, Any]] = None,
+        keep: Optional[Keep] = None,
+        meta: Optional[Mapping[Any, Any]] = None,
+        narrowed: Collection[str] = (),
+    ) -> Array:
+        """Add rows that are columns already, of the given schema or the table's, see ``StoreBuffer.extend``."""
+        with self.table.write_lock:
+            self.table.check_open()
+            schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
+            if self.store.takes_any:
+                elements = schema.decode(widened_columns(columns, narrowed))
+                return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
+            if schema is not self.schema and schema != self.schema:
+                if self.schema is None or not len(self.table):
+                    self.current.start(schema, candidates(schema.columns(), columns, narrowed))
+                else:
+                    self.current.widen(self.store.merged(schema))
+                columns = as_wide(columns, self.table.specs, schema)
+            columns = complete(columns, self.table.specs)
+            if meta is not None:
+                num_rows = len(next(iter(columns.values()), ()))
+                keep = with_meta(self.metas, self._kept_rows(num_rows), meta, keep)
+            elif self.metas.is_used:
+                keep = without_metas(self.metas, keep)
+            return self.table.extend(columns, note, keep, narrowed)
 
     def _add(
         self,
         elements: Sequence[Any],
-        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        metas: Metas,
         note: Optional[Mapping[str, Any]] = None,
         keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
         with self.table.write_lock:
             self.table.check_open()
-            if self._schema is None and self.objects is None:
-                self._decide(elements)
             try:
                 return self._put(elements, metas, note, keep)
             except SchemaMismatch:
-                if self.objects is not None and len(self.table):
+                if self.store.takes_any and len(self.table):
                     raise
-            self._make_fit(elements)
+            self.current.make_fit(elements)
             return self._put(elements, metas, note, keep)
 
     def _put(
         self,
         elements: Sequence[Any],
-        metas: Optional[Sequence[Optional[Mapping[Any, Any]]]],
+        metas: Metas,
         note: Optional[Mapping[str, Any]] = None,
         keep: Optional[Keep] = None,
     ) -> Tuple[Array, Array]:
         """Add elements. Return the row numbers of all of them, and the slots of those that are stored."""
-        num_rows, capacity = len(elements), self.table.capacity
-        skipped = max(0, num_rows - capacity)
-        first = self.table.next_row + skipped
+        num_rows, kept_rows = len(elements), self._kept_rows(len(elements))
+        skipped = num_rows - len(kept_rows)
         kept_metas = None if metas is None else metas[skipped:]
-        records = self.metas.encode(np.arange(first, first + num_rows - skipped), kept_metas)
-        stored: Optional[Columns] = None
-        if isinstance(self.objects, PackedElements):
-            stored = self.objects.store(elements[skipped:])
-        elif self.table.narrow and self.schema is not None:
-            stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.narrow))
-        with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
-            if stored is not None:
-                self.table.store(slots, stored)
-            else:
-                self._write(slots, elements[skipped:] if skipped else elements)
-            if kept_metas is not None:
-                self.metas.record(records)
-                for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
-                    self.metas.put(slot, row, meta, record=False)
-            elif self.metas.is_used:
-                self.metas.drop(slots)
-            if keep is not None:
-                keep(slots, rows)
+        records = self.metas.encode(kept_rows, kept_metas)
+        try:
+            write = self.store.prepare(elements[skipped:] if skipped else elements)
+            with self.table.writing(len(kept_rows), skipped, note) as (slots, rows):
+                write(slots)
+                if kept_metas is not None:
+                    self.metas.record(records)
+                    for slot, row, meta in zip(slots.tolist(), rows.tolist(), kept_metas):
+                        self.metas.put(slot, row, meta, record=False)
+                elif self.metas.is_used:
+                    self.metas.drop(slots)
+                if keep is not None:
+                    keep(slots, rows)
+        except BaseException:
+            self.store.give_back()
+            raise
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
-    def _writing(self, element: Any) -> Optional[Callable[[int], None]]:
-        """Return a function that writes this element to a slot, or None if the general code must write it."""
-        if self._schema is None or self.objects is not None or self.table.table_dir is not None:
-            return None
-        writer = self._outputs.row_writer(self.table.columns)
-        return None if writer is None else writer.writing(element)
+    def _kept_rows(self, num_rows: int) -> Array:
+        """Return the numbers of those of so many new rows that will be stored: the last ones of too many."""
+        first, skipped = self.table.next_row, max(0, num_rows - self.table.capacity)
+        return np.arange(first + skipped, first + num_rows)
 
-    def _write(self, slots: Array, elements: Sequence[Any]) -> None:
-        if isinstance(self.objects, ObjectElements):
-            self.objects.put(slots, elements)
-            return
-        assert self.schema is not None
-        self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
+    # Changes of rows.
 
-    def findings(self) -> List[str]:
-        """Return the problems of elements that are not in columns."""
-        with self.table.write_lock, self.table.index.lock:
-            return [] if self.objects is None else self.objects.findings()
+    def update(self, row: int, element: Optional[Any], meta: Optional[Mapping[Any, Any]]) -> bool:
+        """Replace an element, its meta or both. Return whether the row was in the table."""
+        rows = np.array([row], np.int64)
+        with self.table.write_lock:
+            self.table.check_open()
+            with self.table.index.lock:
+                slots, found = self.table.index.find(rows)
+            if not found[0]:
+                return False
+            self.metas.encode(rows, None if meta is None else [meta])  # Check first that the meta can be stored.
+
+            def update() -> None:
+                if element is not None:
+                    self._update(rows, slots, element)
+                if meta is not None:
+                    self.metas.put(int(slots[0]), row, meta)
+
+            finish(update)
+            return True
+
+    def _update(self, rows: Array, slots: Array, element: Any) -> None:
+        try:
+            self.store.update(rows, slots, element)
+        except SchemaMismatch:
+            if self.store.takes_any:
+                raise
+            self.current.make_fit([element])
+            self.store.update(rows, slots, element)
+
+    def delete(self, rows: Array) -> None:
+        with self.table.write_lock:
+            slots = self.table.delete(rows)
+            self.metas.drop(slots)
+            self.store.drop(slots)
 
     def resize(self, capacity: int) -> None:
         """Change the capacity, see ``Table.resize``."""
 
         def moving(source: Array, target: Array) -> Callable[[], None]:
-            moves = [each.moving(source, target, capacity) for each in (self.metas, self.objects) if each is not None]
+            moves = [each.moving(source, target, capacity) for each in (self.metas, self.store)]
 
             def move() -> None:
                 for each in moves:
@@ -382,35 +322,26 @@ class Elements(ElementLayout):
         with self.table.write_lock:
             self.table.resize(capacity, moving)
 
-    def _replace(self, rows: Array, slots: Array, element: Any) -> None:
-        columns: Optional[Columns] = None
-        if self.schema is not None:
-            with suppress(SchemaMismatch):
-                columns = self.schema.encode([element])
-            if columns is None:
-                self._make_fit([element])
-        if self.objects is not None:
-            self.objects.update(rows, slots, element)
-            return
-        assert self.schema is not None
-        self.table.update(rows, self.schema.encode([element]) if columns is None else columns)
+    def clear(self) -> None:
+        """Delete all elements. The next element decides on the store again. Row numbers continue to grow."""
+        with self.table.write_lock:
+            finish(self._clear)
 
-    def _gather(self, slots: Array) -> Tuple[Columns, Output]:
-        columns, cold = self.table.sources
-        return self._outputs.gather(columns, slots, cold)
+    def _clear(self) -> None:
+        self.table.clear()
+        self.metas.clear()
+        self.current.clear()
 
-    def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
-        """Copy the slots. Return a function that makes elements of the copy once it is known to be whole."""
-        objects = self.objects
-        if objects is not None:
-            taken: Any = objects.take(slots)
-            return lambda: objects.decode(taken)
-        columns = self._gather(slots)[0] if warm else self.table.take(slots)
-        # Read the schema after the copy: an old schema would decode new columns wrongly, but a new one decodes old
-        # columns well.
-        schema = self._schema
-        return lambda: schema.decode(columns) if schema is not None and columns else []
+    def close(self) -> None:
+        """Close the table and be empty. The files keep the elements for the next process."""
+        with self.table.write_lock:
+            self.metas.close()
+            self.table.close()
+            self.current.close()
 
-    def _metas_of(self, slots: Array) -> List[Meta]:
-        get, rows = self.metas.get, self.table.index.row_of_slot.take(slots, mode='clip').tolist()
-        return [get(slot, row) for slot, row in zip(slots.tolist(), rows)]
+    def __deepcopy__(self, memo: Dict[int, Any]) -> None:
+        """Return None: a copied sampler belongs to no table. A copied buffer uses ``save_files.duplicate``."""
+
+    def check_fit(self, elements: Sequence[Any]) -> None:
+        """Raise SchemaMismatch if an empty buffer would not accept these elements."""
+        self.current.check_fit(elements)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, List, Mapping, Sequence
+from typing import Any, Callable, Iterable, List, Mapping, Sequence
 
 import numpy as np
+import torch
+import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.element_store import ElementStore, Make, Write
+from ding_store.buffer.elements.packets import unpacked
+from ding_store.buffer.table.table import Table
+from ding_store.buffer.table.table_base import Columns
 from ding_store.free_space import format_bytes
 
 logger = logging.getLogger(__name__)
@@ -16,55 +22,43 @@ logger = logging.getLogger(__name__)
 LARGE_BYTES = 64 << 10
 
 
-class ObjectElements:
+class ObjectElements(ElementStore):
     """
     Overview:
         One object per slot, stored by reference. A change to an object in place is visible to all later readers, as in
         DI-engine's buffers. Takes 8 bytes per used slot, in addition to the objects.
     """
 
-    def __init__(self) -> None:
+    takes_any = True
+
+    def __init__(self, table: Table) -> None:
+        super().__init__(table)
         self._objects: List[Any] = []
         self._warned = False
 
-    def put(self, slots: Array, objects: Sequence[Any]) -> None:
-        highest = int(slots.max(initial=-1))
-        if highest >= len(self._objects):
-            self._objects.extend([None] * (highest + 1 - len(self._objects)))
-        for slot, each in zip(slots.tolist(), objects):
-            self._objects[slot] = each
-        if not self._warned and len(objects):
-            self._warn_if_large(objects[-1])
+    def take(self, slots: Array, is_warm: bool = True) -> Make:
+        taken = self.objects(slots)
+        return lambda: taken
 
-    def take(self, slots: Array) -> List[Any]:
-        objects = self._objects
-        return [objects[slot] for slot in slots.tolist()]
-
-    def decode(self, objects: List[Any]) -> List[Any]:
-        """Return the objects unchanged."""
-        return objects
-
-    def findings(self) -> List[str]:
-        return []
+    def prepare(self, elements: Sequence[Any]) -> Write:
+        return lambda slots: self._put(slots, elements)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
-        """Replace the element of one row."""
-        self.put(slots, [element])
+        self._put(slots, [element])
+
+    def adopt(self, slots: Array, elements: Iterable[Any]) -> Columns:
+        self._put(slots, unpacked(elements))
+        return {}
 
     def drop(self, slots: Array) -> None:
-        """Drop the objects in slots that became free."""
         for slot in slots.tolist():
             self._objects[slot] = None
 
-    def remove(self) -> None:
-        """Drop all objects."""
-        self._objects = []
+    def objects(self, slots: Array) -> List[Any]:
+        objects = self._objects
+        return [objects[slot] for slot in slots.tolist()]
 
     def moving(self, source: Array, target: Array, capacity: int) -> Callable[[], None]:
-        """
-        Prepare a move of objects to other slots. Call the returned function when there are ``capacity`` slots. It may
-        be called again.
-        """
         # Build a new list, because readers may be iterating over the old one.
         objects = self._objects[:]
         for old, new in zip(source.tolist(), target.tolist()):
@@ -76,6 +70,15 @@ class ObjectElements:
             self._objects = moved
 
         return resize
+
+    def _put(self, slots: Array, objects: Sequence[Any]) -> None:
+        highest = int(slots.max(initial=-1))
+        if highest >= len(self._objects):
+            self._objects.extend([None] * (highest + 1 - len(self._objects)))
+        for slot, each in zip(slots.tolist(), objects):
+            self._objects[slot] = each
+        if not self._warned and len(objects):
+            self._warn_if_large(objects[-1])
 
     def _warn_if_large(self, element: Any) -> None:
         num_bytes = array_bytes(element)
@@ -93,15 +96,13 @@ def array_bytes(element: Any, depth: int = 4) -> int:
     """
     Return the number of bytes of arrays and tensors in an element, summed over containers up to ``depth`` levels deep.
     """
-    if hasattr(element, 'element_size'):
-        sizes = element.element_size()
-        if isinstance(sizes, int):
-            return sizes * int(element.nelement())
+    if isinstance(element, torch.Tensor):
+        return element.element_size() * element.nelement()
     if isinstance(element, np.ndarray):
         return element.nbytes
     if depth == 0:
         return 0
-    if isinstance(element, Mapping) or hasattr(element, 'values'):
+    if isinstance(element, (Mapping, ttorch.Tensor)):
         return sum(array_bytes(value, depth - 1) for value in element.values())
     if isinstance(element, (list, tuple)):
         return sum(array_bytes(value, depth - 1) for value in element)

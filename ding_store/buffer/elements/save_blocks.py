@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import zlib
 from math import prod
-from typing import IO, List, Protocol
+from typing import IO, Callable, List
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.packed_elements import PackedElements, Place
+from ding_store.buffer.elements.packet_file import PacketFile
+from ding_store.buffer.elements.packets import Place
 from ding_store.buffer.table.table import Table, is_run
 from ding_store.storage.encoding.checksum import checksum
 
@@ -18,35 +18,36 @@ from ding_store.storage.encoding.checksum import checksum
 BLOCK_BYTES = 16 << 20
 
 
-class Blocks(Protocol):
+class Blocks:
     """
     Overview:
-        Writes rows in blocks, and lists the blocks written so far.
-    Arguments:
-        - lengths (:obj:`List[int]`): Number of rows per block.
-        - sizes (:obj:`List[int]`): Number of bytes per block.
-        - checksums (:obj:`List[int]`): Checksum per block, or of its head.
+        Writes rows in blocks, and lists the blocks written so far. This base writes none.
     """
 
-    lengths: List[int]
-    sizes: List[int]
-    checksums: List[int]
+    #: Whether rows are written as packets.
+    is_packed = False
 
-    def num_bytes(self, rows: Array) -> int:
-        """Return the approximate number of bytes of these rows."""
-
-    def write(self, rows: Array) -> Array:
-        """Write rows. Return those that are whole in the file. Rows that left or changed meanwhile are not."""
-
-
-class ColumnBlocks:
-    """Blocks of row numbers (int64), followed by the columns of these rows."""
-
-    def __init__(self, file: IO[bytes], table: Table) -> None:
-        self._file, self._table = file, table
+    def __init__(self) -> None:
+        #: Number of rows per block, number of bytes per block, and checksum per block or of its head.
         self.lengths: List[int] = []
         self.sizes: List[int] = []
         self.checksums: List[int] = []
+
+    def num_bytes(self, rows: Array) -> int:
+        """Return the approximate number of bytes of these rows."""
+        return 0
+
+    def write(self, rows: Array) -> Array:
+        """Write rows. Return those that are whole in the file. Rows that left or changed meanwhile are not."""
+        return np.empty(0, np.int64)
+
+
+class ColumnBlocks(Blocks):
+    """Blocks of row numbers (int64), followed by the columns of these rows."""
+
+    def __init__(self, file: IO[bytes], table: Table) -> None:
+        super().__init__()
+        self._file, self._table = file, table
         self._scratch = np.empty(0, np.uint8)
 
     def num_bytes(self, rows: Array) -> int:
@@ -89,18 +90,20 @@ class ColumnBlocks:
         return copies
 
 
-class PacketBlocks:
+class PacketBlocks(Blocks):
     """
     Overview:
         Blocks of a head and packets. The head has row numbers, sizes and checksums of the packets (int64 each).
+    Arguments:
+        - is_current (:obj:`Callable`): Tells whether the table's rows are still in this file of packets.
     """
 
-    def __init__(self, file: IO[bytes], elements: Elements, packets: PackedElements) -> None:
-        self._file, self._elements, self._packets = file, elements, packets
-        self._index = elements.table.index
-        self.lengths: List[int] = []
-        self.sizes: List[int] = []
-        self.checksums: List[int] = []
+    is_packed = True
+
+    def __init__(self, file: IO[bytes], packets: PacketFile, table: Table, is_current: Callable[[], bool]) -> None:
+        super().__init__()
+        self._file, self._packets, self._table, self._is_current = file, packets, table, is_current
+        self._index = table.index
 
     def num_bytes(self, rows: Array) -> int:
         with self._index.lock:
@@ -138,6 +141,6 @@ class PacketBlocks:
 
     def _check_left(self, place: Place) -> None:
         """Check a packet that is not whole. It is damaged unless it was overwritten, or is in another file now."""
-        with self._elements.table.write_lock:
-            if self._elements.objects is self._packets:
+        with self._table.write_lock:
+            if self._is_current():
                 self._packets.check_left(place)

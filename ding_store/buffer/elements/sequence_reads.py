@@ -13,7 +13,6 @@ from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch, in_steps, sequence_batch
 from ding_store.buffer.sequences.states import States
 from ding_store.columns import Schema
-from ding_store.errors import SchemaMismatch
 
 
 class Episodes(NamedTuple):
@@ -36,7 +35,8 @@ def read_sequences(
     elements: Elements, choose: Choose, length: int
 ) -> Tuple[Array, SequenceBatch, Callable[[], List[List[Any]]]]:
     """Read slots chosen step by step ``(length * B,)``: rows ``(length, B)``, a time-major batch, and elements."""
-    rows, schema, columns, tree = elements.read_steps(choose, length)
+    rows, schema, columns, output = elements.gather(choose)
+    tree = output.batch(length)
     size = len(rows) // length
     if tree is None:
         tree = in_steps(_collate(schema, columns), length, size)
@@ -51,9 +51,7 @@ def read_sequences(
 
 def read_unrolled(elements: Elements, choose: Choose) -> Tuple[Array, SequenceBatch, Callable[[], List[Any]]]:
     """Read rows that are sequences themselves: row numbers, a time-major batch, and elements."""
-    reader = elements.sequences.step_reader(_schema_of(elements))
-    table = elements.table
-    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.sources))
+    rows, (reader, steps, rest) = elements.read_unrolled(choose)
     extra: Mapping[str, Any] = {}
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())
@@ -64,7 +62,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[Array, SequenceBa
 
 def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], Array]) -> Episodes:
     """Read rows chosen episode by episode. ``lengths_of()`` returns the episodes' lengths after the choice."""
-    rows, schema, columns = elements.read_columns(choose)
+    rows, schema, columns, _ = elements.gather(choose)
     lengths = lengths_of()
     size, longest = len(lengths), int(lengths.max())
     step = np.arange(longest)[:, None]
@@ -91,10 +89,3 @@ def _padded(column: Array, places: Array, is_there: Array) -> Array:
 def _collate(schema: Schema, columns: Mapping[str, Array]) -> ttorch.Tensor:
     # Like timestep_collate: leaves of shape (1,) become numbers, for any action.
     return schema.decode_batch(columns, True)
-
-
-def _schema_of(elements: Elements) -> Schema:
-    schema = elements.schema
-    if schema is None:
-        raise SchemaMismatch('Python objects cannot become a time-major batch. Use sample().')
-    return schema

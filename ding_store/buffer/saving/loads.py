@@ -7,7 +7,9 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.element_store import ElementStore, NoElements
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.stores import new_store
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
@@ -42,21 +44,51 @@ class Loaded(NamedTuple):
 def replace(elements: Elements, loaded: Loaded) -> None:
     """
     Overview:
-        Replace the elements of a buffer. Needs space for the old and the new elements meanwhile.
+        Replace the elements and metas of a buffer. Needs space for the old and the new elements meanwhile.
     Raises:
         - NotEnoughSpace: There is too little space. Nothing changed.
-        - SchemaMismatch: A table with a path cannot hold the elements. Nothing changed. The same holds for exceptions
-          from ``parts``.
+        - SchemaMismatch: A table with a path cannot hold the elements or metas. Nothing changed. The same holds for
+          exceptions from ``parts`` and ``objects``.
     """
-    with elements.table.write_lock:
-        regions = elements.table.new_regions()
-        try:
-            names = _fill(regions, loaded)
-        except BaseException:
-            regions.discard()
-            raise
-        kept = loaded.rows, loaded.next_row, loaded.metas, loaded.breaks
-        elements.replace(loaded.schema, loaded.objects, regions, names, *kept)
+    table, metas, sequences = elements.table, elements.metas, elements.sequences
+    rows, slots = loaded.rows, np.arange(len(loaded.rows))
+
+    def cleared() -> None:
+        metas.clear(record=False)
+        sequences.breaks.replace(loaded.breaks)
+
+    with table.write_lock:
+        regions = table.new_regions()
+        is_none = loaded.schema is None and loaded.objects is None
+        store = NoElements(table) if is_none else new_store(table, loaded.schema)
+        with elements.current.changing_to(store) as become:
+
+            def replaced() -> None:
+                become()
+                for slot, row, meta in zip(slots.tolist(), rows.tolist(), loaded.metas):
+                    metas.put(slot, row, meta, record=False)
+                sequences.replaced()
+
+            try:
+                names = _fill(regions, loaded)
+                if loaded.objects is not None:
+                    _adopt(regions, store, slots, loaded.objects)
+                records = metas.records_of(rows, loaded.metas)
+                sequences.breaks.prepare(loaded.breaks)
+                table.replace(regions, store.info, names, rows, loaded.next_row, records, cleared, replaced)
+            except BaseException:
+                if elements.store is not store:
+                    regions.discard()
+                    sequences.breaks.take_back()
+                raise
+
+
+def _adopt(regions: ColumnMemory, store: ElementStore, slots: Array, objects: Iterable[Any]) -> None:
+    """Put elements that are not in columns into a store, and what it stores in columns into these."""
+    regions.add(store.specs)
+    regions.reserve(len(slots))
+    for name, values in store.adopt(slots, objects).items():
+        regions.columns[name][: len(slots)] = values
 
 
 def _fill(regions: ColumnMemory, loaded: Loaded) -> Set[str]:

@@ -14,7 +14,6 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.packed_elements import PackedElements
 from ding_store.buffer.elements.save_blocks import BLOCK_BYTES
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.saving import loads, saves
@@ -56,7 +55,7 @@ def save(file_name: str, elements: Elements, counts: Optional[Callable[[], Dict[
         finish(functools.partial(remove, temporary))
         if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
             raise free_space.not_enough_space(
-                f'the buffer saved to {file_name!r}', _num_bytes(elements), directory
+                f'the buffer saved to {file_name!r}', elements.store.num_bytes, directory
             ) from e
         raise
     sync_directory(directory)
@@ -66,12 +65,6 @@ def remove(path: str) -> None:
     """Remove a file if it exists."""
     with suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def _num_bytes(elements: Elements) -> int:
-    if isinstance(elements.objects, PackedElements):
-        return elements.objects.num_bytes
-    return len(elements.table) * elements.table.row_bytes
 
 
 def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
@@ -117,13 +110,13 @@ def _of(elements: Elements, kept: Contents) -> Loaded:
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
     narrow = list(elements.table.narrow)
     objects: Optional[Iterable[Any]] = kept.objects
-    if isinstance(elements.objects, PackedElements):
-        objects = _unpacked(elements, kept.rows)
+    if objects is None and elements.schema is None and len(kept.rows):
+        objects = _one_by_one(elements, kept.rows)
     breaks = elements.sequences.breaks.list()
     return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row, breaks=breaks)
 
 
-def _unpacked(elements: Elements, rows: Array) -> Iterator[Any]:
+def _one_by_one(elements: Elements, rows: Array) -> Iterator[Any]:
     for place in range(len(rows)):
         yield elements.read(by_rows(rows[place : place + 1])).elements[0]
 

@@ -26,9 +26,8 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
-from ding_store.buffer.elements.object_elements import ObjectElements
-from ding_store.buffer.elements.packed_elements import PackedElements, Packet
-from ding_store.buffer.elements.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
+from ding_store.buffer.elements.packets import Packet
+from ding_store.buffer.elements.save_blocks import BLOCK_BYTES, Blocks
 from ding_store.buffer.sequences.breaks import Break, as_breaks
 from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
@@ -64,7 +63,7 @@ def contents(elements: Elements) -> Contents:
         slots = table.index.slots_by_age().astype(np.intp)
         rows = table.index.row_of_slot[slots]
     table.check_unchanged()
-    objects = elements.objects.take(slots) if isinstance(elements.objects, ObjectElements) else None
+    objects = elements.store.objects(slots)
     breaks = elements.sequences.breaks.list()
     if not elements.metas.is_used:
         return Contents(rows, objects, [], table.next_row, breaks)
@@ -108,19 +107,19 @@ class SaveWriter:
         self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
-        """Return objects that are replaced whenever the layout of the rows changes, or all rows are replaced."""
-        return self._table.narrow, self._elements.schema, self._elements.objects
+        """Return objects that are replaced whenever the form of the elements changes, or all rows are replaced."""
+        return self._table.narrow, self._elements.store
 
     def _begin(self, start: int) -> None:
-        schema, objects = self._elements.schema, self._elements.objects
-        is_packed = isinstance(objects, PackedElements)
-        columns = {} if schema is None else self._table.columns
+        store = self._elements.store
+        schema, columns = store.schema, {} if store.schema is None else self._table.columns
+        self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
             'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in columns.items()],
             'narrow': sorted(self._table.narrow),
-            'packed': is_packed,
+            'packed': self._blocks.is_packed,
         }
         encoded = json.dumps(header).encode()
         self._header_checksum = zlib.crc32(encoded)
@@ -128,11 +127,6 @@ class SaveWriter:
         self._file.truncate()
         self._file.write(len(encoded).to_bytes(8, 'little') + encoded)
         self._saved = np.empty(0, np.int64)
-        self._blocks = (
-            PacketBlocks(self._file, self._elements, objects)
-            if isinstance(objects, PackedElements)
-            else ColumnBlocks(self._file, self._table)
-        )
 
     def _unsaved(self, changed: List[Array]) -> Array:
         """Return the live rows that are not in the file, or changed after they were written."""
@@ -145,8 +139,7 @@ class SaveWriter:
         return np.setdiff1d(self._table.rows_by_age(), self._saved)
 
     def _write_rows(self, rows: Array) -> None:
-        if not isinstance(self._elements.objects, ObjectElements):  # Objects are saved in the extras.
-            self._saved = np.union1d(self._saved, self._blocks.write(rows))
+        self._saved = np.union1d(self._saved, self._blocks.write(rows))
 
     def _write_rest(self, kept: Contents, counts: Optional[Dict[str, int]]) -> None:
         self._file.write(kept.rows.tobytes())

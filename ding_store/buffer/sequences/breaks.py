@@ -103,6 +103,7 @@ class Breaks:
 
     def replace(self, breaks: Sequence[Break]) -> None:
         """Set the breaks of the new rows, after all rows were replaced."""
+        self._is_new = False
         self._set(breaks)
 
     def _put(self, value: Any) -> None:

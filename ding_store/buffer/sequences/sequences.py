@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_keys import GroupBy, GroupKeys
 from ding_store.buffer.sequences.sequence_index import SequenceIndex
-from ding_store.buffer.sequences.unrolled import StepReader
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Table
-from ding_store.columns import Schema
 
 #: Slots -> a result for them, and which of them are valid. None means all.
 Look = Callable[[Array], Tuple[Any, Optional[Array]]]
@@ -41,7 +39,6 @@ class Sequences:
     def __init__(self, table: Table, metas: MetaStore) -> None:
         self._table, self._metas = table, metas
         self.breaks = Breaks(table.table_dir)
-        self._reader: Optional[StepReader] = None
         self._indexes: Dict[Tuple[Tuple[str, ...], Optional[str], bool], Tuple[SequenceIndex, GroupKeys]] = {}
 
     def index(self, groupby: Optional[GroupBy], done: Optional[str], metas_only: bool = False) -> SequenceIndex:
@@ -69,22 +66,38 @@ class Sequences:
             keys.check()
         return index
 
+    def end(self, rows: Iterable[int], begin_episodes: bool = True) -> None:
+        """
+        Overview:
+            End all sequences before these rows: none continues from an earlier row to one of them.
+        Arguments:
+            - begin_episodes (:obj:`bool`): Whether every episode begins anew with these rows.
+        """
+        with self._table.write_lock:
+            if len(self._table):
+                oldest = int(self._table.rows_by_age()[0])
+                self.breaks.add([(row, begin_episodes) for row in rows], oldest)
+                self.replaced()
+
+    def places_of_breaks(self) -> List[int]:
+        """
+        Return the positions, in order of age, of rows that do not follow the row before them although it has their
+        group.
+        """
+        with self._table.write_lock:
+            rows = self._table.rows_by_age()
+            do_follow = (np.diff(rows) == 1) & (np.diff(self.breaks.segments(rows)) == 0)
+            places: List[int] = (np.flatnonzero(~do_follow) + 1).tolist()
+            return places
+
     def replaced(self) -> None:
         """Read all rows again, because the table has other rows or other breaks."""
         with self._table.index.lock:
             for index, _ in self._indexes.values():
                 index.replaced()
 
-    def step_reader(self, schema: Schema) -> StepReader:
-        """Return the reader of rows of this schema that are sequences."""
-        reader = self._reader
-        if reader is None or reader.schema is not schema:
-            reader = self._reader = StepReader(schema)
-        return reader
-
     def drop_columns(self) -> None:
         """Release the columns that were last read."""
-        self._reader = None
         for _, keys in self._indexes.values():
             keys.drop_columns()
 

@@ -1,0 +1,89 @@
+"""Elements as columns of the table, one per leaf."""
+
+from __future__ import annotations
+
+from typing import IO, Any, Callable, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.element_store import ElementStore, Make, Write
+from ding_store.buffer.elements.save_blocks import Blocks, ColumnBlocks
+from ding_store.buffer.sequences.unrolled import StepReader
+from ding_store.buffer.table.outputs import Output, WarmOutputs
+from ding_store.buffer.table.table import Table, is_run
+from ding_store.buffer.table.table_base import Columns
+from ding_store.columns import Schema
+from ding_store.errors import SchemaMismatch
+
+
+class ColumnElements(ElementStore):
+    """
+    Overview:
+        Elements of one schema in columns. They are copied at each push and at each read. A table may have further
+        columns for a moment, while a store with a wider schema takes the place of this one.
+    """
+
+    schema: Schema
+
+    def __init__(self, table: Table, schema: Schema) -> None:
+        super().__init__(table)
+        self.schema, self.specs = schema, schema.columns()
+        self._outputs = WarmOutputs(self.specs, schema.plain_batch)
+        self._step_reader: Optional[StepReader] = None
+
+    @property
+    def info(self) -> Any:
+        return self.schema.to_json()
+
+    def take(self, slots: Array, is_warm: bool = True) -> Make:
+        columns = self.gather(slots)[1] if is_warm else self._table.take(slots)
+        return lambda: self.schema.decode(columns)
+
+    def gather(self, slots: Array) -> Tuple[Schema, Columns, Output]:
+        # The outputs are as old as this store, so the columns of the table have all their names.
+        columns, cold = self._table.sources
+        arrays, output = self._outputs.gather(columns, slots, cold)
+        return self.schema, arrays, output
+
+    def take_steps(self, slots: Array) -> Tuple[StepReader, Columns, Columns]:
+        reader = self._step_reader
+        if reader is None:
+            reader = self._step_reader = StepReader(self.schema)
+        return (reader, *reader.take(slots, *self._table.sources))
+
+    def prepare(self, elements: Sequence[Any]) -> Write:
+        table, schema = self._table, self.schema
+        if table.narrow:
+            stored = table.as_stored(schema.encode_parts(elements, table.narrow))
+            return lambda slots: table.store(slots, stored)
+
+        def write(slots: Array) -> None:
+            schema.encode_into(table.columns, int(slots[0]) if is_run(slots) else slots, elements)
+
+        return write
+
+    def writing(self, element: Any) -> Optional[Callable[[int], None]]:
+        if self._table.table_dir is not None:
+            return None
+        writer = self._outputs.row_writer(self._table.columns)
+        return None if writer is None else writer.writing(element)
+
+    def update(self, rows: Array, slots: Array, element: Any) -> None:
+        self._table.update(rows, self.schema.encode([element]))
+
+    def merged(self, schema: Schema) -> Schema:
+        merged, known = self.schema.merge(schema), self._table.specs
+        for name, (dtype, shape) in merged.columns().items() if merged != self.schema else ():
+            if known.get(name, (dtype, shape)) != (dtype, shape):
+                self._check_wider(name, dtype)
+        return merged
+
+    def blocks(self, file: IO[bytes], is_current: Callable[[], bool]) -> Blocks:
+        return ColumnBlocks(file, self._table)
+
+    def _check_wider(self, name: str, dtype: np.dtype) -> None:
+        with self._table.index.lock:
+            values = self._table.columns[name][self._table.index.live_slots]
+        if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
+            raise SchemaMismatch(f'leaf {name!r}: it has earlier integers that {dtype} cannot represent exactly')
