@@ -17,10 +17,9 @@ from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.columns import Columns, TableColumns
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.outputs import WarmOutputs
-from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
@@ -53,7 +52,7 @@ class ElementLayout(NonColumnar):
             columns = schema.columns()
         except SchemaMismatch as e:
             raise CorruptPayload(f'the header in {table_dir.path!r} holds no valid schema of elements: {e}') from e
-        if columns != self.table.specs:
+        if columns != self.table.columns.specs:
             raise CorruptPayload(f'the header in {table_dir.path!r} names other columns than those of its schema')
         return schema
 
@@ -97,8 +96,7 @@ class ElementLayout(NonColumnar):
         self,
         schema: Optional[Schema],
         objects: Optional[Iterable[Any]],
-        regions: ColumnMemory,
-        narrow: Iterable[str],
+        columns: TableColumns,
         rows: Array,
         next_row: int,
         metas: Sequence[Optional[Mapping[Any, Any]]],
@@ -106,7 +104,7 @@ class ElementLayout(NonColumnar):
     ) -> None:
         """
         Overview:
-            Replace all elements and metas. The new elements are in ``regions``, or are objects or packets. There is one
+            Replace all elements and metas. The new elements are in ``columns``, or are objects or packets. There is one
             meta for each row, or none at all.
         Arguments:
             - breaks (:obj:`Sequence[Break]`): The rows at which the sequences of the new elements end.
@@ -120,11 +118,11 @@ class ElementLayout(NonColumnar):
             records = self.metas.records_of(rows, metas)
             self.sequences.breaks.prepare(breaks)
             if objects is not None and is_packed:
-                self._pack(objects, len(rows), regions)
+                self._pack(objects, len(rows), columns)
             elif objects is not None:
                 kept = packed.unpacked(objects)
         except BaseException:
-            regions.discard()
+            columns.discard()
             self._give_back()
             self.sequences.breaks.take_back()
             raise
@@ -146,7 +144,7 @@ class ElementLayout(NonColumnar):
 
         info = packed.INFO if is_packed else None if schema is None else schema.to_json()
         try:
-            self.table.replace(regions, info, narrow, rows, next_row, records, cleared, replaced)
+            self.table.replace(columns, info, rows, next_row, records, cleared, replaced)
         except BaseException:
             self._give_back()
             self.sequences.breaks.take_back()
@@ -203,7 +201,7 @@ class ElementLayout(NonColumnar):
         """Extend the columns so that they also hold elements of this schema."""
         assert self.schema is not None
         merged = self.schema.merge(schema)
-        known, specs = self.table.specs, merged.columns()
+        known, specs = self.table.columns.specs, merged.columns()
         added = {name: spec for name, spec in specs.items() if name not in known}
         wider = {name: spec for name, spec in specs.items() if known.get(name, spec) != spec}
         for name, (dtype, _) in wider.items():
@@ -222,14 +220,14 @@ class ElementLayout(NonColumnar):
 
     def _check_wider(self, name: str, dtype: np.dtype) -> None:
         with self.table.index.lock:
-            values = self.table.columns[name][self.table.index.live_slots]
+            values = self.table.columns.read(name, self.table.index.live_slots)
         if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
             raise SchemaMismatch(f'leaf {name!r}: it has earlier integers that {dtype} cannot represent exactly')
 
     def _move_to_objects(self) -> None:
         with self.table.index.lock:
             slots = self.table.index.slots_by_age().astype(np.intp)
-        elements, objects = self._decode(self.table.take(slots)), self._new_objects()
+        elements, objects = self._decode(self.table.columns.take(slots)), self._new_objects()
         if isinstance(objects, ObjectColumn):
             objects.put(slots, elements)
             # Readers between a copy and its decoding still hold the old columns and their schema.
@@ -246,7 +244,7 @@ class ElementLayout(NonColumnar):
     def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
         """Return outputs for the present columns, after a change of the columns."""
         self.sequences.drop_columns()
-        return WarmOutputs(self.table.specs, None if schema is None else schema.plain_batch)
+        return WarmOutputs(self.table.columns.specs, None if schema is None else schema.plain_batch)
 
     def _columnar(self) -> Schema:
         schema = self._schema

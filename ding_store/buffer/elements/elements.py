@@ -16,11 +16,11 @@ from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.sequences.sequences import Sequences
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.buffer.table.table import Keep, Table, is_run
-from ding_store.buffer.table.table_base import Columns
+from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
@@ -118,8 +118,8 @@ class Elements(ElementLayout):
                     self.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:
                     self._adapt(schema)
-                columns = as_wide(columns, self.table.specs, schema)
-            columns = complete(columns, self.table.specs)
+                columns = as_wide(columns, self.table.columns.specs, schema)
+            columns = complete(columns, self.table.columns.specs)
             if meta is not None:
                 keep = self._with_meta(meta, len(next(iter(columns.values()), ())), keep)
             elif self.metas.is_used:
@@ -260,7 +260,7 @@ class Elements(ElementLayout):
         """
         column = self.table.columns.get(name)
         if column is not None and column.dtype.kind in 'iu':
-            return column[slots].reshape(len(slots), -1).astype(np.int64)
+            return column.read(slots).reshape(len(slots), -1).astype(np.int64)
         metas = [self.metas.peek(slot).get(name) for slot in slots.tolist()]
         if None in metas:
             found = '' if column is None else f' (its dtype is {column.dtype})'
@@ -331,11 +331,11 @@ class Elements(ElementLayout):
         stored: Optional[Columns] = None
         if isinstance(self.objects, PackedColumn):
             stored = self.objects.store(elements[skipped:])
-        elif self.table.narrow and self.schema is not None:
-            stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.narrow))
+        elif self.table.columns.narrow and self.schema is not None:
+            stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.columns.narrow))
         with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
             if stored is not None:
-                self.table.store(slots, stored)
+                self.table.columns.store(slots, stored)
             else:
                 self._write(slots, elements[skipped:] if skipped else elements)
             if kept_metas is not None:
@@ -352,7 +352,7 @@ class Elements(ElementLayout):
         """Return a function that writes this element to a slot, or None if the general code must write it."""
         if self._schema is None or self.objects is not None or self.table.table_dir is not None:
             return None
-        writer = self._outputs.row_writer(self.table.columns)
+        writer = self._outputs.row_writer(self.table.columns.current)
         return None if writer is None else writer.writing(element)
 
     def _write(self, slots: Array, elements: Sequence[Any]) -> None:
@@ -360,7 +360,7 @@ class Elements(ElementLayout):
             self.objects.put(slots, elements)
             return
         assert self.schema is not None
-        self.schema.encode_into(self.table.columns, int(slots[0]) if is_run(slots) else slots, elements)
+        self.table.columns.encode(slots, self.schema, elements)
 
     def findings(self) -> List[str]:
         """Return the problems of elements that are not in columns."""
@@ -396,7 +396,7 @@ class Elements(ElementLayout):
         self.table.update(rows, self.schema.encode([element]) if columns is None else columns)
 
     def _gather(self, slots: Array) -> Tuple[Columns, Output]:
-        columns, cold = self.table.sources
+        columns, cold = self.table.columns.sources
         return self._outputs.gather(columns, slots, cold)
 
     def _take(self, slots: Array, warm: bool) -> Callable[[], List[Any]]:
@@ -405,7 +405,7 @@ class Elements(ElementLayout):
         if objects is not None:
             taken: Any = objects.take(slots)
             return lambda: objects.decode(taken)
-        columns = self._gather(slots)[0] if warm else self.table.take(slots)
+        columns = self._gather(slots)[0] if warm else self.table.columns.take(slots)
         # Read the schema after the copy: an old schema would decode new columns wrongly, but a new one decodes old
         # columns well.
         schema = self._schema

@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, Union
 from ding_store.buffer.elements import packed
 from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn
-from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.table import Table
 from ding_store.columns import NotColumnar
 
@@ -20,13 +20,12 @@ class NonColumnar:
     #: None if all elements are in columns.
     objects: Union[None, ObjectColumn, PackedColumn]
 
-    def _pack(self, elements: Iterable[Any], num_rows: int, regions: ColumnMemory) -> None:
-        """Pack elements, and write their places to new columns in ``regions``."""
+    def _pack(self, elements: Iterable[Any], num_rows: int, columns: TableColumns) -> None:
+        """Pack elements, and write their places to new columns."""
         column = self.objects if isinstance(self.objects, PackedColumn) else PackedColumn(self.table)
-        regions.add(packed.SPECS)
-        regions.reserve(num_rows)
-        for name, values in column.store(elements).items():
-            regions.columns[name][:num_rows] = values
+        columns.add(packed.SPECS)
+        columns.reserve(num_rows)
+        columns.fill(0, column.store(elements))
 
     def _new_objects(self) -> Union[ObjectColumn, PackedColumn]:
         return ObjectColumn() if self.table.table_dir is None else PackedColumn(self.table)

@@ -53,7 +53,7 @@ def read_unrolled(elements: Elements, choose: Choose) -> Tuple[Array, SequenceBa
     """Read rows that are sequences themselves: row numbers, a time-major batch, and elements."""
     reader = elements.sequences.step_reader(_schema_of(elements))
     table = elements.table
-    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.sources))
+    rows, (steps, rest) = table.read(choose, lambda slots: reader.take(slots, *table.columns.sources))
     extra: Mapping[str, Any] = {}
     if reader.rest is not None:
         extra = dict(reader.rest.decode_batch(rest, True).items())

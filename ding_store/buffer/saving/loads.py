@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
-
-import numpy as np
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.sequences.breaks import Break
-from ding_store.buffer.table.column_memory import ColumnMemory
-from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
+from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.narrowing import candidates
 from ding_store.columns import Schema
 
 
@@ -49,36 +47,26 @@ def replace(elements: Elements, loaded: Loaded) -> None:
           from ``parts``.
     """
     with elements.table.write_lock:
-        regions = elements.table.new_regions()
+        columns = elements.table.new_columns()
         try:
-            names = _fill(regions, loaded)
+            _fill(columns, loaded)
         except BaseException:
-            regions.discard()
+            columns.discard()
             raise
         kept = loaded.rows, loaded.next_row, loaded.metas, loaded.breaks
-        elements.replace(loaded.schema, loaded.objects, regions, names, *kept)
+        elements.replace(loaded.schema, loaded.objects, columns, *kept)
 
 
-def _fill(regions: ColumnMemory, loaded: Loaded) -> Set[str]:
-    """Write all parts to the columns. Return the names of columns that are stored as bytes."""
+def _fill(columns: TableColumns, loaded: Loaded) -> None:
+    """Write all parts to the columns."""
     if loaded.schema is None:
-        return set()
+        return
     specs, parts = loaded.schema.columns(), loaded.parts
     first = next(parts, None)
-    names = set(candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
-    regions.add(stored_specs(specs, names))
-    regions.reserve(len(loaded.rows))
+    columns.add(specs, candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
+    columns.reserve(len(loaded.rows))
     place = 0
     while first is not None:
-        end = place + len(next(iter(first.values()), ()))
-        for name, values in first.items():
-            if name in names and values.dtype != np.uint8:
-                narrowed = narrow(values)
-                if narrowed is None:
-                    regions.replace(name, (np.dtype(np.float32), specs[name][1]), widen, place)
-                    names.discard(name)
-                else:
-                    values = narrowed
-            regions.columns[name][place:end] = values
-        first, place = next(parts, None), end
-    return names
+        columns.fill(place, first)
+        place += len(next(iter(first.values()), ()))
+        first = next(parts, None)

@@ -98,7 +98,7 @@ class SaveWriter:
                     break
                 self._write_rows(rows)
             with self._table.write_lock:
-                if any(now is not then for now, then in zip(self._form(), form)):
+                if self._has_changed(form):
                     # The layout changed, or columns became objects: start again, once.
                     changed.clear()
                     self._begin(start)
@@ -108,18 +108,23 @@ class SaveWriter:
         self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
-        """Return objects that are replaced whenever the layout of the rows changes, or all rows are replaced."""
-        return self._table.narrow, self._elements.schema, self._elements.objects
+        """Return the narrow columns, and objects that are replaced whenever the schema or all rows are."""
+        return self._table.columns.narrow, self._elements.schema, self._elements.objects
+
+    def _has_changed(self, form: Tuple[Any, ...]) -> bool:
+        narrow, *former = form
+        now_narrow, *present = self._form()
+        return now_narrow != narrow or any(now is not then for now, then in zip(present, former))
 
     def _begin(self, start: int) -> None:
         schema, objects = self._elements.schema, self._elements.objects
         is_packed = isinstance(objects, PackedColumn)
-        columns = {} if schema is None else self._table.columns
+        columns = [] if schema is None else self._table.columns.stored()
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
-            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in columns.items()],
-            'narrow': sorted(self._table.narrow),
+            'columns': [(each.name, each.dtype, each.shape) for each in columns],
+            'narrow': sorted(self._table.columns.narrow),
             'packed': is_packed,
         }
         encoded = json.dumps(header).encode()
