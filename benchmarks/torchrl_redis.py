@@ -13,7 +13,8 @@ from benchmarks.machine import busy_cores, others
 from benchmarks.paths import Columns, Element, OursOnWire, Outputs
 from benchmarks.tcp_server import tcp_server
 from benchmarks.workloads import Leaves, Workload
-from ding_store.buffer.table.narrowing import candidates, narrowed_columns, take_into
+from ding_store.buffer.table.encodings import Column, NarrowColumn
+from ding_store.buffer.table.narrowing import candidates, narrowed_columns
 from ding_store.compare.units import size_text
 from ding_store.storage import open_store
 from ding_store.storage.encoding.compression import AUTO, CODECS
@@ -95,7 +96,8 @@ class TorchrlBytes(Torchrl):
 
 
 def _widened(target: np.ndarray, source: np.ndarray) -> None:
-    take_into(source, np.arange(len(source)), target)
+    column = Column(source) if source.dtype == target.dtype else NarrowColumn(source)
+    column.read_into(np.arange(len(source)), target)
 
 
 class Ours(OursOnWire):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughData, SchemaMismatch
 
@@ -75,15 +76,15 @@ def test_read_decodes_as_copied_when_lists_become_objects(name: str, monkeypatch
 def test_read_survives_a_leaf_that_becomes_known_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = torch.zeros(1 << 16)  # Too large to be copied with the index locked.
     buffer = filled(lambda: {'frame': frame, 'reward': None})
-    sources, changes = Table.sources, [lambda: buffer.push({'frame': frame, 'reward': torch.ones(1)})]
+    sources, changes = TableColumns.sources, [lambda: buffer.push({'frame': frame, 'reward': torch.ones(1)})]
 
-    def sources_then_change(table: Table) -> Any:
-        found = sources.fget(table)
+    def sources_then_change(columns: TableColumns) -> Any:
+        found = sources.fget(columns)
         if changes:
             changes.pop()()
         return found
 
-    monkeypatch.setattr(Table, 'sources', property(sources_then_change))
+    monkeypatch.setattr(TableColumns, 'sources', property(sources_then_change))
     assert buffer.sample_batch(4).rows.shape == (4,)
     assert not changes
     assert buffer[-1].data['reward'].item() == 1
@@ -92,7 +93,7 @@ def test_read_survives_a_leaf_that_becomes_known_meanwhile(monkeypatch: pytest.M
 def test_table_has_no_columns_after_lists_became_objects() -> None:
     buffer = filled(lambda: steps(2))
     buffer.push(steps(3))
-    assert buffer.table.columns == {}
+    assert len(buffer.table.columns) == 0
     assert [len(item.data) for item in buffer] == [2] * 7 + [3]
     assert buffer.check() == []
 

@@ -12,6 +12,7 @@ from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.table import outputs as outputs_module
+from ding_store.buffer.table.encodings import Column
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.environment import ENV_NO_NUMBA
 
@@ -36,11 +37,12 @@ def test_gather_equals_numpy_take(compiled: bool, monkeypatch: pytest.MonkeyPatc
     if (load_kernels() is None) == compiled:
         pytest.skip('there is no numba')
     columns = columns_of(50)
-    outputs = WarmOutputs({name: (column.dtype, column.shape[1:]) for name, column in columns.items()})
+    stored = {name: Column(values) for name, values in columns.items()}
+    outputs = WarmOutputs({name: (column.dtype, column.shape) for name, column in stored.items()})
     few = [np.array([3, 49, 0, 3]), np.arange(50)[::-7], np.array([7], np.int32), np.array([], np.int64)]
     # The last are so many bytes that other threads may run meanwhile.
     for slots in [*few, np.arange(100) * 7 % 50]:
-        arrays, _ = outputs.gather(columns, slots)
+        arrays, _ = outputs.gather(stored, slots)
         for name, column in columns.items():
             assert arrays[name].tobytes() == column[slots].tobytes(), name
 
@@ -52,10 +54,11 @@ def test_gather_of_batches_larger_than_caches_is_right(compiled: bool, monkeypat
     rng = np.random.default_rng(0)
     shapes = [(), (3,), (1024,), (1023,), (1087,), (5, 4321)]
     columns = {str(shape): rng.integers(0, 256, (40, *shape), np.uint8) for shape in shapes}
-    outputs = WarmOutputs({name: (column.dtype, column.shape[1:]) for name, column in columns.items()})
+    stored = {name: Column(values) for name, values in columns.items()}
+    outputs = WarmOutputs({name: (column.dtype, column.shape) for name, column in stored.items()})
     for slots in (np.arange(80) * 7 % 40, np.arange(39, -1, -1)):
         assert sum(column[slots].nbytes for column in columns.values()) >= 1 << 19
-        arrays, _ = outputs.gather(columns, slots)
+        arrays, _ = outputs.gather(stored, slots)
         for name, column in columns.items():
             assert arrays[name].tobytes() == column[slots].tobytes(), name
 
@@ -66,7 +69,7 @@ def test_gather_of_slots_out_of_range_reads_the_nearest(compiled: bool, monkeypa
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     outputs = WarmOutputs({'a': (np.dtype(np.int64), ())})
     slots = np.array([-5, 0, 2, 3, 1 << 60])
-    arrays, _ = outputs.gather({'a': np.array([10, 11, 12])}, slots)
+    arrays, _ = outputs.gather({'a': Column(np.array([10, 11, 12]))}, slots)
     assert arrays['a'].tolist() == [10, 10, 12, 12, 12]
     assert slots.tolist() == [-5, 0, 2, 3, 1 << 60]
 
@@ -74,7 +77,8 @@ def test_gather_of_slots_out_of_range_reads_the_nearest(compiled: bool, monkeypa
 def test_gather_from_other_columns_reads_those() -> None:
     outputs = WarmOutputs({'a': (np.dtype(np.int64), ())})
     for columns in ({'a': np.array([1, 2])}, {'a': np.array([3, 4, 5]), 'b': np.zeros(3)}, {'a': np.arange(9)[::2]}):
-        arrays, _ = outputs.gather(columns, np.array([1]))
+        stored = {name: Column(values) for name, values in columns.items()}
+        arrays, _ = outputs.gather(stored, np.array([1]))
         assert arrays['a'].tolist() == [columns['a'][1]]
 
 

@@ -115,7 +115,7 @@ def test_numbers_of_an_older_schema_fit_a_wider_buffer() -> None:
     narrow = StoreBuffer(10)
     narrow.push(element(1))
     buffer.extend_elements([element(0), element(0.5)])
-    columns = {name: column[:1] for name, column in narrow.table.columns.items()}
+    columns = narrow.table.columns.take(np.array([0]))
     buffer.extend(columns, narrow.schema)
     check(buffer, [0.0, 0.5, 1.0])
     columns['value'] = np.array([2**53 + 1])

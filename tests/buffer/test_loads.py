@@ -320,7 +320,7 @@ def test_sample_overtaken_by_a_load_is_drawn_again(other: torch.Tensor, tmp_path
         if not loaded:
             loaded.append(True)
             run_all(lambda: buffer.load_data(str(tmp_path / 'save')))
-            columns = buffer.table.columns
+            columns = buffer.table.columns.current
         return gather(outputs, columns, slots, cold)
 
     monkeypatch.setattr(WarmOutputs, 'gather', gather_of_others)

@@ -15,7 +15,8 @@ from needs import lacking
 
 from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.buffer.table.narrowing import gather, narrow, put_row, widen
+from ding_store.buffer.table.encodings import NarrowColumn
+from ding_store.buffer.table.narrowing import gather, narrow, widen
 from ding_store.columns import Schema
 from ding_store.environment import ENV_NO_NUMBA
 from ding_store.errors import NotEnoughSpace, SchemaMismatch
@@ -147,7 +148,7 @@ def test_widening_writes_single_rows_to_their_places(layout: str, size: int) -> 
         'time first': lambda: memory.reshape(5, 3, size)[:, 1],
         'neither': lambda: memory.reshape(5, size, 3)[:, :, 1],
     }[layout]()
-    put_row(row, out)
+    NarrowColumn(row[None]).put(row, out)
     assert np.array_equal(bits(out), bits(row.astype(np.float32) / np.float32(255)))
     assert (memory == 7).sum() == 2 * row.size
 
@@ -230,9 +231,9 @@ def test_narrow_columns_are_found_automatically(options: dict) -> None:
     for i in range(5):
         buffer.push(element(i))
     buffer.extend(buffer.schema.encode([element(i) for i in range(5, 30)]))
-    assert buffer.table.columns['obs'].dtype == np.uint8
-    assert buffer.table.columns['small'].dtype == np.float32
-    assert buffer.table.specs['obs'] == (np.float32, SHAPE)
+    assert 'obs' in buffer.table.columns.narrow
+    assert 'small' not in buffer.table.columns.narrow
+    assert buffer.table.columns.specs['obs'] == (np.float32, SHAPE)
     assert all(same(item.data.obs, 10 + i) for i, item in enumerate(buffer))
     batch = buffer.sample_batch(7)
     assert batch.data.obs.dtype == torch.float32
@@ -261,7 +262,7 @@ def test_narrow_column_is_widened_once_without_loss(options: dict, how: str, cap
                 buffer.push(element(i))
                 buffer.update(str(i), element(i, exact=False))
     assert len([r for r in caplog.records if 'Nothing is lost' in r.message]) == 1
-    assert buffer.table.columns['obs'].dtype == np.float32
+    assert 'obs' not in buffer.table.columns.narrow
     assert all(same(item.data.obs, 4 + i, exact=i < 8) for i, item in enumerate(buffer))
     assert buffer.check() == []
     if options:
@@ -285,14 +286,14 @@ def test_narrow_push_with_a_later_unfit_leaf_keeps_rows(options: dict, how: str)
     buffer = StoreBuffer(5, **options)
     for i in range(7):
         buffer.push(both(i))
-    assert set(buffer.table.narrow) == {'obs', 'next_obs'}
+    assert set(buffer.table.columns.narrow) == {'obs', 'next_obs'}
     pushed = [both(i, exact=i != 8) for i in range(7, 10)]
     if how == 'one':
         for element_ in pushed:
             buffer.push(element_)
     else:
         buffer.extend_elements(pushed)
-    assert set(buffer.table.narrow) == {'obs'}
+    assert set(buffer.table.columns.narrow) == {'obs'}
     assert [item.index for item in buffer] == ['5', '6', '7', '8', '9']
     for i, item in zip(range(5, 10), buffer):
         assert same(item.data.obs, i)
@@ -311,7 +312,7 @@ def test_push_without_room_to_widen_changes_nothing(monkeypatch: pytest.MonkeyPa
     def full(*arguments: Any) -> None:
         raise NotEnoughSpace('the disk is full')
 
-    monkeypatch.setattr(buffer.table._regions, 'replacing', full)
+    monkeypatch.setattr(buffer.table.columns, 'replacing', full)
     for push in (lambda one: buffer.push(one), lambda one: buffer.extend_elements([both(50), one])):
         with pytest.raises(NotEnoughSpace):
             push(both(7, exact=False))
@@ -321,7 +322,7 @@ def test_push_without_room_to_widen_changes_nothing(monkeypatch: pytest.MonkeyPa
 
 
 def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader begins while the wide column is made, and looks whether its own is narrow when that is in place."""
+    """A reader begins while the wide column is made, and copies from the narrow one when the wide one is in place."""
     shape = (300, 1024)  # So large that rows are copied without a lock.
     table = Table({}, 4, **options)
     table.replace_columns({'obs': (np.dtype(np.float32), shape)}, narrow_columns=['obs'])
@@ -329,25 +330,25 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
     is_reading, is_wide = threading.Event(), threading.Event()
     found: List[np.ndarray] = []
     reader = threading.Thread(target=lambda: found.append(table.gather(np.array([1]))['obs']))
-    dtype_of, describe = Table._dtype_of, Table._describe
+    decode, read, describe = NarrowColumn.decode, NarrowColumn.read, Table._describe
 
-    def widened(*arguments: Any) -> None:
-        widen(*arguments)
+    def decoded(*arguments: Any) -> None:
+        decode(*arguments)
         reader.start()
         assert is_reading.wait(60)
 
-    def asked(self: Table, name: str, column: np.ndarray) -> Any:
+    def read_late(self: NarrowColumn, slots: np.ndarray) -> np.ndarray:
         if threading.current_thread() is reader:
             is_reading.set()
             assert is_wide.wait(60)
-        return dtype_of(self, name, column)
+        return read(self, slots)
 
     def described(self: Table, info: Any) -> None:
         is_wide.set()
         describe(self, info)
 
-    monkeypatch.setattr('ding_store.buffer.table.shape.widen', widened)
-    monkeypatch.setattr(Table, '_dtype_of', asked)
+    monkeypatch.setattr(NarrowColumn, 'decode', decoded)
+    monkeypatch.setattr(NarrowColumn, 'read', read_late)
     monkeypatch.setattr(Table, '_describe', described)
     table.extend({'obs': np.full((1, *shape), 0.3, np.float32)})
     reader.join(60)
@@ -358,10 +359,10 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
 def test_frames_of_other_values_are_kept_wide() -> None:
     buffer = StoreBuffer(5)
     buffer.push(element(1, exact=False))
-    assert buffer.table.columns['obs'].dtype == np.float32
+    assert 'obs' not in buffer.table.columns.narrow
     buffer.clear()
     buffer.push(ttorch.as_tensor({'other': torch.zeros(8, 2000)}))
-    assert buffer.table.columns['other'].dtype == np.uint8
+    assert 'other' in buffer.table.columns.narrow
 
 
 def test_narrow_columns_survive_files_and_restarts(options: dict, tmp_path: Path) -> None:
@@ -373,20 +374,30 @@ def test_narrow_columns_survive_files_and_restarts(options: dict, tmp_path: Path
     buffer.close()
     if options:
         buffer = StoreBuffer(10, **options)
-        assert buffer.table.columns['obs'].dtype == np.uint8
+        assert 'obs' in buffer.table.columns.narrow
         assert all(same(item.data.obs, 4 + i) for i, item in enumerate(buffer))
         buffer.close()
     loaded = StoreBuffer(6)
     loaded.load_data(str(tmp_path / 'save'))
-    assert loaded.table.columns['obs'].dtype == np.uint8
+    assert 'obs' in loaded.table.columns.narrow
     assert all(same(item.data.obs, 8 + i) for i, item in enumerate(loaded))
+
+
+def test_narrow_column_of_a_wider_kind_keeps_its_values() -> None:
+    levels = (np.arange(1024) % 256).astype(np.float32) / np.float32(255)
+    buffer = StoreBuffer(5)
+    buffer.push({'obs': list(levels)})
+    assert buffer.table.columns.narrow
+    buffer.push({'obs': [0.3] * 1024})
+    assert not buffer.table.columns.narrow
+    assert [item.data['obs'] for item in buffer] == [levels.tolist(), [0.3] * 1024]
 
 
 def test_narrow_lists_of_frames_are_read_time_first() -> None:
     buffer = StoreBuffer(10)
     for i in range(4):
         buffer.push([{'obs': torch.from_numpy(frame(10 * i + t)), 'reward': torch.ones(1)} for t in range(3)])
-    assert any(column.dtype == np.uint8 for column in buffer.table.columns.values())
+    assert buffer.table.columns.narrow
     for i, item in enumerate(buffer):
         assert all(same(step['obs'], 10 * i + t) for t, step in enumerate(item.data))
 
@@ -410,7 +421,7 @@ def test_narrowed_push_into_narrow_columns_is_equal(options: dict) -> None:
         found = buffer.extend(columns, schema, narrowed=['obs'] if narrowed else ())
         assert found.tolist() == list(rows)
         expected += [exact] * count
-        assert set(buffer.table.narrow) == (set() if False in expected else {'obs'})
+        assert set(buffer.table.columns.narrow) == (set() if False in expected else {'obs'})
         for item in buffer:
             assert same(item.data.obs, int(item.index), expected[int(item.index)])
             assert item.data.reward.item() == int(item.index)
@@ -441,7 +452,7 @@ def test_narrowed_push_into_wide_columns_is_equal(options: dict) -> None:
     assert [same(item.data.obs, i) for i, item in enumerate(plain)] == [True] * 3
     small = StoreBuffer(5)
     small.extend({'x': np.array([[0, 51, 255]], np.uint8)}, narrowed=['x'])
-    assert small.table.narrow == set()
+    assert small.table.columns.narrow == set()
     assert small.sample_batch(1).data.x.tolist() == [[0.0, np.float32(0.2), 1.0]]
 
 
@@ -473,5 +484,5 @@ def test_narrow_columns_of_an_emptied_buffer_are_found_anew(options: dict) -> No
     buffer.extend({'x': np.ones((2, 3), np.float32)})
     buffer.clear()
     buffer.extend(as_columns(range(2)), Schema.infer([element(0)]))
-    assert set(buffer.table.narrow) == {'obs'}
+    assert set(buffer.table.columns.narrow) == {'obs'}
     buffer.close()

@@ -9,9 +9,7 @@ import torch
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
-from ding_store.buffer.sequences import unrolled
-from ding_store.buffer.table import narrowing
-from ding_store.buffer.table import outputs as outputs_of
+from ding_store.buffer.table.encodings import Column
 from ding_store.buffer.table.outputs import MAX_WARM, WarmOutputs
 
 
@@ -124,12 +122,13 @@ def test_output_is_shared_by_rows_and_sequences_of_one_size() -> None:
 def test_output_of_wide_columns_is_gathered_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     one_by_one = []
 
-    def take_into(column: Any, slots: Any, out: Any, *cold: Any) -> None:
-        one_by_one.append(column.dtype)
-        narrowing.take_into(column, slots, out, *cold)
+    read_into = Column.read_into
 
-    for module in (outputs_of, unrolled):
-        monkeypatch.setattr(module, 'take_into', take_into)
+    def noted(column: Column, slots: Any, out: Any, *cold: Any) -> None:
+        one_by_one.append(column.stored.dtype)
+        read_into(column, slots, out, *cold)
+
+    monkeypatch.setattr(Column, 'read_into', noted)
     frames = torch.arange(60 * 1024).remainder(256).float().div(255).view(60, 1024)
     elements = [
         {'obs': [frames[i], frames[i + 1]], 'place': [torch.tensor([i]), torch.tensor([i + 1])]} for i in range(50)

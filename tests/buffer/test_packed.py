@@ -241,7 +241,8 @@ def test_packed_episode_with_a_flipped_bit_is_found(tmp_path: Path) -> None:
     buffer = StoreBuffer(8, path=str(tmp_path))
     for i in range(12):
         buffer.push(episode(i))
-    columns, file = buffer.table.columns, np.memmap(tmp_path / 'packed', np.uint8)
+    columns = {name: column.stored for name, column in buffer.table.columns.current.items()}
+    file = np.memmap(tmp_path / 'packed', np.uint8)
     for _ in range(100):
         row = int(random.integers(4, 12))
         slot = buffer.table.index.find(np.array([row]))[0][0]
@@ -278,7 +279,7 @@ def test_packed_damaged_place_loses_no_other_row(name: str, is_opened_again: boo
         for i in range(12):
             buffer.push(episode(i))
         # Row 11.
-        buffer.table.columns[name].view(np.uint64)[3] ^= np.uint64(1 << bit)
+        buffer.table.columns.current[name].stored.view(np.uint64)[3] ^= np.uint64(1 << bit)
         if is_opened_again:
             buffer.close()
             buffer = StoreBuffer(8, path=path)
@@ -298,7 +299,7 @@ def test_packed_bytes_of_two_rows_are_freed_once(tmp_path: Path) -> None:
     buffer = StoreBuffer(4, path=str(tmp_path))
     for i in (1, 5, 5, 5):
         buffer.push(episode(i))
-    places = buffer.table.columns[packet_file.PLACE]
+    places = buffer.table.columns.current[packet_file.PLACE].stored
     places[3] = places[1]
     buffer.close()
     buffer = StoreBuffer(4, path=str(tmp_path))

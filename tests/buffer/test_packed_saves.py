@@ -142,7 +142,7 @@ def test_packed_save_of_a_damaged_episode_is_refused(tmp_path: Path) -> None:
     buffer.save_data(str(name))
     before = name.read_bytes()
     slot = buffer.table.index.find(np.array([6]))[0][0]
-    place = int(buffer.table.columns[packet_file.PLACE][slot])
+    place = int(buffer.table.columns.read(packet_file.PLACE, np.array([slot]))[0])
     np.memmap(tmp_path / 'table' / 'packed', np.uint8)[place + 100] ^= 1
     with pytest.raises(CorruptPayload, match=r'the element of row 6 in .*table.* is damaged'):
         buffer.save_data(str(name))

@@ -42,7 +42,7 @@ def rows_of(table):
 
 
 def settle(table):
-    future = table._regions._toucher._future
+    future = table.columns._memory._toucher._future
     assert future is not None
     done, _ = wait([future], 60)
     assert done
@@ -50,7 +50,7 @@ def settle(table):
 
 def num_held(table, start, stop):
     """Pages of these rows that memory has."""
-    rows = table._regions.columns['obs'][start:stop]
+    rows = table.columns.current['obs'].stored[start:stop]
     begin = rows.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
     size = rows.ctypes.data + rows.nbytes - begin
     states = np.zeros(-(-size // mmap.PAGESIZE), np.uint8)
@@ -132,14 +132,14 @@ def test_page_touching_stops_when_the_table_shrinks(kind, monkeypatch):
     assert steps.acquire(timeout=60)
     with ThreadPoolExecutor(1) as pool:
         resized = pool.submit(table.resize, 6)
-        toucher = table._regions._toucher
+        toucher = table.columns._memory._toucher
         while not toucher._is_stopped:
             assert not resized.done() or resized.exception() is None
         may_go_on.set()
         resized.result(60)
     assert not steps.acquire(blocking=False), 'another step after the one that had begun'
     if kind == 'file':
-        (file,) = {each.fd for name, each in table._regions._files.items() if name == 'obs'}
+        (file,) = {each.fd for name, each in table.columns._memory._files.items() if name == 'obs'}
         assert os.fstat(file).st_blocks * 512 <= 7 * ROW_BYTES
     table.extend(columns(4, 2))
     assert sorted(rows_of(table)['action']) == [1, 1, 2, 2, 2, 2]

@@ -546,14 +546,14 @@ class NamesColumnsFirst(Table):
 
     def _describe(self, info: Any) -> None:
         assert self.table_dir is not None
-        self.table_dir.describe(self._stored_columns(), info)
+        self.table_dir.describe(self.columns.stored(), info)
         super()._describe(info)
 
 
 class NamesOtherColumnsFirst(Table):
     """The same, of columns that replace all others."""
 
-    def _sync_regions(self, regions: Any) -> None:
+    def _sync_new(self, columns: Any) -> None:
         pass
 
 
@@ -574,7 +574,7 @@ class EvictsTooLate(Table):
     def _allocate(self, num_rows: int, skipped: int) -> Any:
         with self.index.lock:
             slots, evicted = self.index.allocate(num_rows)
-        self._num_used = self.capacity
+        self.columns.num_used = self.capacity
         return slots, evicted
 
 
@@ -582,8 +582,7 @@ class UpdatesWithoutRecord(Table):
     """Overwrites rows in place, and keeps nothing on the disk to do it again from."""
 
     def _overwrite(self, rows: Any, slots: Any, columns: Any) -> None:
-        for name, values in columns.items():
-            self.columns[name][slots] = values
+        self.columns.overwrite(slots, columns)
         self._sync_columns()
 
 

@@ -328,7 +328,7 @@ def test_sequence_index_releases_replaced_columns(how: str, tmp_path: Path) -> N
     buffer = StoreBuffer(50, seed=0)
     buffer.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False), 'large': torch.zeros(999)}] * 9)
     buffer.sample_sequences(3, 3, 'env')
-    gone = weakref.ref(buffer.table.columns['large'])
+    gone = weakref.ref(buffer.table.columns.current['large'].stored)
     if how == 'clear':
         buffer.clear()
         buffer.extend_elements([{'env': torch.tensor(0), 'done': torch.tensor(False)}])

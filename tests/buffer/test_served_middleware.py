@@ -94,13 +94,13 @@ def test_groups_inside_of_changed_priorities_are_accepted() -> None:
 @pytest.mark.parametrize('arguments', [(45, 8), (45,)])
 def test_staleness_argument_is_first_or_named(arguments: tuple) -> None:
     buffer = made(MIDDLEWARE['stale'])
-    buffer.table.take = None  # which would read those that are only looked through
+    buffer.table.columns.take = None  # which would read those that are only looked through
     with pytest.raises(TypeError, match='train_iter_sample_data'):
         buffer.sample(size=8)
     with pytest.raises(NotEnoughData):
         buffer.sample(26, train_iter_sample_data=45)
     assert len(buffer.sample(*arguments, **({} if len(arguments) == 2 else {'size': 8}))) == 8
-    del buffer.table.take
+    del buffer.table.columns.take
     twin = copy.deepcopy(buffer)
     assert len(twin.sample(20, train_iter_sample_data=50)) == 20
     assert (twin.count(), buffer.count()) == (20, 25)

@@ -228,7 +228,7 @@ def test_table_reopened_on_a_full_disk_raises_no_sigbus(change: str, small_disk:
     table = Table({}, 200, path)
     table.replace_columns({'block': (np.dtype(np.float32), block)}, narrow_columns=['block'])
     table.extend({'block': np.ones((100, *block), np.float32)})
-    assert table.narrow
+    assert table.columns.narrow
     table.close()
 
     def work(tell: Callable[[], None]) -> None:

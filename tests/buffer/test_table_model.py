@@ -64,7 +64,7 @@ class TableModel(RuleBasedStateMachine):
     @rule(data=st.data(), replace=st.booleans())
     def sample(self, data: st.DataObject, replace: bool) -> None:
         size = data.draw(st.integers(1, 20 if replace else len(self.model)))
-        rows, columns = self.table.read(lambda index: Uniform(0).choose(index, size, replace), self.table.take)
+        rows, columns = self.table.read(lambda index: Uniform(0).choose(index, size, replace), self.table.columns.take)
         values: Dict[int, int] = dict(self.model)
         assert columns['value'].tolist() == [[values[row], -values[row]] for row in rows.tolist()]
         assert replace or len(set(rows.tolist())) == size

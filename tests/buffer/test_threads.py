@@ -70,7 +70,7 @@ def _look_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_read_during_writes_are_never_torn(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_reads, '_QUICK_BYTES', quick_bytes)
     table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
-    outputs = WarmOutputs(table.specs)
+    outputs = WarmOutputs(table.columns.specs)
     table.extend(block(0, 24))
     done = threading.Event()
     num_reads = [0, 0]
@@ -95,7 +95,7 @@ def test_rows_read_during_writes_are_never_torn(quick_bytes: int, monkeypatch: p
         sampler = Uniform(place)
         while not done.is_set():
             rows, columns = table.read(
-                lambda index: sampler.choose(index, 12), lambda slots: outputs.gather(table.columns, slots)[0]
+                lambda index: sampler.choose(index, 12), lambda slots: outputs.gather(table.columns.current, slots)[0]
             )
             check(rows, columns)
             try:
@@ -140,7 +140,7 @@ def test_read_during_an_update_is_redone() -> None:
     copies = []
 
     def copy(slots: np.ndarray) -> int:
-        copies.append(table.take(slots)['a'].tolist())
+        copies.append(table.columns.take(slots)['a'].tolist())
         if len(copies) == 1:
             table.update(np.array([1]), {'a': np.array([50])})
         return copies[-1]
@@ -158,7 +158,7 @@ def test_read_of_few_rows_locks_out_writers() -> None:
         writer.start()
         writer.join(0.05)
         assert writer.is_alive()
-        return table.take(slots)['a'].tolist()
+        return table.columns.take(slots)['a'].tolist()
 
     assert table.read(lambda index: np.array([0, 1]), copy)[1] == [0, 1]
     writer.join(30)

@@ -70,7 +70,7 @@ def test_narrow_chunks_take_a_quarter_of_the_bytes(store, made, direct):
     assert learner.take() == 2
     assert_are(buffer_, [(number, True) for number in range(4)])
     if made is StoreBuffer:
-        assert buffer_.table.narrow == {'obs'}
+        assert buffer_.table.columns.narrow == {'obs'}
         assert buffer_.check() == []
 
 
@@ -88,7 +88,7 @@ def test_narrow_chunks_end_at_the_first_other_value(store, direct):
     assert dtypes == [np.uint8, np.float32, np.float32]
     assert learner.take() == 3
     assert_are(buffer_, [(0, True), (1, True), (2, True), (3, False), (4, True)])
-    assert buffer_.table.narrow == set()
+    assert buffer_.table.columns.narrow == set()
 
 
 @pytest.mark.parametrize('is_first', [True, False])

@@ -386,7 +386,7 @@ class StoreBufferWrapper:
             rows = index.row_of_slot[slots]
             if column is not None:
                 # A sequence has one number per step. Its oldest step counts.
-                return rows, column[slots].reshape(len(slots), -1).min(axis=1)
+                return rows, column.read(slots).reshape(len(slots), -1).min(axis=1)
         items = [self.buffer.get_by_index(str(row)).data for row in rows.tolist()] if self.buffer.schema is None else []
         found = [each.get('collect_iter') if isinstance(each, dict) else None for each in items]
         return rows, np.array([INFINITY if each is None else np.min(each) for each in found or [None] * len(rows)])

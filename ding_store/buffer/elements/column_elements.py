@@ -10,9 +10,9 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_store import ElementStore, Make, Write
 from ding_store.buffer.elements.save_blocks import Blocks, ColumnBlocks
 from ding_store.buffer.sequences.unrolled import StepReader
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.outputs import Output, WarmOutputs
-from ding_store.buffer.table.table import Table, is_run
-from ding_store.buffer.table.table_base import Columns
+from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
@@ -37,12 +37,12 @@ class ColumnElements(ElementStore):
         return self.schema.to_json()
 
     def take(self, slots: Array, is_warm: bool = True) -> Make:
-        columns = self.gather(slots)[1] if is_warm else self._table.take(slots)
+        columns = self.gather(slots)[1] if is_warm else self._table.columns.take(slots)
         return lambda: self.schema.decode(columns)
 
     def gather(self, slots: Array) -> Tuple[Schema, Columns, Output]:
         # The outputs are as old as this store, so the columns of the table have all their names.
-        columns, cold = self._table.sources
+        columns, cold = self._table.columns.sources
         arrays, output = self._outputs.gather(columns, slots, cold)
         return self.schema, arrays, output
 
@@ -50,30 +50,27 @@ class ColumnElements(ElementStore):
         reader = self._step_reader
         if reader is None:
             reader = self._step_reader = StepReader(self.schema)
-        return (reader, *reader.take(slots, *self._table.sources))
+        return (reader, *reader.take(slots, *self._table.columns.sources))
 
     def prepare(self, elements: Sequence[Any]) -> Write:
         table, schema = self._table, self.schema
-        if table.narrow:
-            stored = table.as_stored(schema.encode_parts(elements, table.narrow))
-            return lambda slots: table.store(slots, stored)
-
-        def write(slots: Array) -> None:
-            schema.encode_into(table.columns, int(slots[0]) if is_run(slots) else slots, elements)
-
-        return write
+        columns = table.columns
+        if columns.narrow:
+            stored = table.as_stored(schema.encode_parts(elements, columns.narrow))
+            return lambda slots: columns.store(slots, stored)
+        return lambda slots: columns.encode(slots, schema, elements)
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         if self._table.table_dir is not None:
             return None
-        writer = self._outputs.row_writer(self._table.columns)
+        writer = self._outputs.row_writer(self._table.columns.current)
         return None if writer is None else writer.writing(element)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         self._table.update(rows, self.schema.encode([element]))
 
     def merged(self, schema: Schema) -> Schema:
-        merged, known = self.schema.merge(schema), self._table.specs
+        merged, known = self.schema.merge(schema), self._table.columns.specs
         for name, (dtype, shape) in merged.columns().items() if merged != self.schema else ():
             if known.get(name, (dtype, shape)) != (dtype, shape):
                 self._check_wider(name, dtype)
@@ -84,6 +81,6 @@ class ColumnElements(ElementStore):
 
     def _check_wider(self, name: str, dtype: np.dtype) -> None:
         with self._table.index.lock:
-            values = self._table.columns[name][self._table.index.live_slots]
+            values = self._table.columns.read(name, self._table.index.live_slots)
         if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
             raise SchemaMismatch(f'leaf {name!r}: it has earlier integers that {dtype} cannot represent exactly')

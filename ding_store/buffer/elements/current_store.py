@@ -73,7 +73,7 @@ class CurrentStore:
         """Extend the columns to those of a schema that was merged with the present one."""
         if schema == self.store.schema:
             return
-        store, known = new_store(self._table, schema), self._table.specs
+        store, known = new_store(self._table, schema), self._table.columns.specs
         added = {name: spec for name, spec in store.specs.items() if name not in known}
         wider = {name: spec for name, spec in store.specs.items() if known.get(name, spec) != spec}
         with self.changing_to(store) as become:

@@ -7,9 +7,9 @@ from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence, 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.save_blocks import Blocks
 from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.table import Table
-from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 

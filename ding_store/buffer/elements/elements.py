@@ -26,11 +26,11 @@ from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
 from ding_store.buffer.sequences.sequences import Sequences
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table import Keep, Table
-from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
@@ -143,7 +143,7 @@ class Elements:
         """
         column = self.table.columns.get(name)
         if column is not None and column.dtype.kind in 'iu':
-            return column[slots].reshape(len(slots), -1).astype(np.int64)
+            return column.read(slots).reshape(len(slots), -1).astype(np.int64)
         metas = [self.metas.peek(slot).get(name) for slot in slots.tolist()]
         if None in metas:
             found = '' if column is None else f' (its dtype is {column.dtype})'
@@ -210,8 +210,8 @@ class Elements:
                     self.current.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:
                     self.current.widen(self.store.merged(schema))
-                columns = as_wide(columns, self.table.specs, schema)
-            columns = complete(columns, self.table.specs)
+                columns = as_wide(columns, self.table.columns.specs, schema)
+            columns = complete(columns, self.table.columns.specs)
             if meta is not None:
                 num_rows = len(next(iter(columns.values()), ()))
                 keep = with_meta(self.metas, self._kept_rows(num_rows), meta, keep)

@@ -12,8 +12,8 @@ import treetensor.torch as ttorch
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_store import ElementStore, Make, Write
 from ding_store.buffer.elements.packets import unpacked
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.table import Table
-from ding_store.buffer.table.table_base import Columns
 from ding_store.free_space import format_bytes
 
 logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from ding_store.buffer.elements.packet_file import SPECS, PacketFile
 from ding_store.buffer.elements.packets import Packet, PacketLayout, packet_of
 from ding_store.buffer.elements.save_blocks import Blocks, PacketBlocks
 from ding_store.buffer.interrupts import finish
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.table import Table
-from ding_store.buffer.table.table_base import Columns
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
@@ -56,7 +56,7 @@ class PackedElements(ElementStore):
 
     def prepare(self, elements: Sequence[Any]) -> Write:
         table, stored = self._table, self._write(elements)
-        return lambda slots: table.store(slots, stored)
+        return lambda slots: table.columns.store(slots, stored)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         try:

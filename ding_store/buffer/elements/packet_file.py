@@ -104,11 +104,11 @@ class PacketFile(RowListener):
         """
         Return the places of the packets of these slots. They are valid if the index is locked or checked afterwards.
         """
-        columns, numbers = self._table.columns, self._table.index.row_of_slot
+        columns, numbers = self._table.columns.current, self._table.index.row_of_slot
         if PLACE not in columns:
             return []  # The columns are being replaced: a reader repeats its read.
-        of_slots = [array.take(slots, mode='clip').tolist() for array in (numbers, *map(columns.__getitem__, SPECS))]
-        return [Place(*each) for each in zip(*of_slots)]
+        of_slots = [numbers.take(slots, mode='clip'), *(columns[name].read(slots) for name in SPECS)]
+        return [Place(*each) for each in zip(*(values.tolist() for values in of_slots))]
 
     def read(self, place: Place) -> Packet:
         return Packet(place.row, self._read(place.place, place.size), place.checksum)
@@ -141,7 +141,7 @@ class PacketFile(RowListener):
         """Return all problems of the file."""
         index, columns = self._table.index, self._table.columns
         slots = index.slots_by_age().astype(np.intp)
-        places, sizes = columns[PLACE][slots], columns[BYTES][slots]
+        places, sizes = columns.read(PLACE, slots), columns.read(BYTES, slots)
         order = np.argsort(places)
         ends = (places + sizes)[order]
         found = ['packets overlap'] if (ends[:-1] > places[order][1:]).any() else []
@@ -154,7 +154,7 @@ class PacketFile(RowListener):
     def published(self, slots: Array) -> None:
         columns = self._table.columns
         if PLACE in columns:
-            self._held[:, slots] = columns[PLACE][slots], columns[BYTES][slots]
+            self._held[:, slots] = columns.read(PLACE, slots), columns.read(BYTES, slots)
 
     def removed(self, slots: Array) -> None:
         for place, size in self._held[:, slots].T.tolist():
@@ -178,12 +178,12 @@ class PacketFile(RowListener):
         """Check the size of the file. If only one row is beyond it, that row's place is damaged, not the file."""
         columns, index = self._table.columns, self._table.index
         if PLACE in columns and index.count:
-            ends = np.sort(columns[PLACE][index.live_slots] + columns[BYTES][index.live_slots])
+            ends = np.sort(columns.read(PLACE, index.live_slots) + columns.read(BYTES, index.live_slots))
             check_size(self.path, max(0, int(ends[:-1].max(initial=0))))
 
     def _sound(self, slots: Array) -> Array:
         """Return the slots whose packets are in the file, and overlap with no others except damaged ones."""
-        places, sizes = (self._table.columns[name][slots] for name in (PLACE, BYTES))
+        places, sizes = (self._table.columns.read(name, slots) for name in (PLACE, BYTES))
         is_within = (places >= 0) & (sizes > 0) & (sizes <= self._num_reserved)
         is_within &= places <= self._num_reserved - sizes
         by_place = np.flatnonzero(is_within)[np.argsort(places[is_within], kind='stable')]

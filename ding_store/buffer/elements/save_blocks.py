@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from math import prod
 from typing import IO, Callable, List
 
 import numpy as np
@@ -11,7 +10,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.packet_file import PacketFile
 from ding_store.buffer.elements.packets import Place
-from ding_store.buffer.table.table import Table, is_run
+from ding_store.buffer.table.encodings import Column
+from ding_store.buffer.table.table import Table
 from ding_store.storage.encoding.checksum import checksum
 
 #: Payload bytes of a block of columns.
@@ -61,7 +61,7 @@ class ColumnBlocks(Blocks):
     def _write_block(self, rows: Array) -> Array:
         with self._table.index.lock:
             slots, found = self._table.index.find(rows)
-            numbers, columns = self._table.index.row_of_slot, self._table.columns
+            numbers, columns = self._table.index.row_of_slot, self._table.columns.current
         slots, rows = slots[found].astype(np.intp), rows[found]
         parts = [rows.view(np.uint8), *self._copies(list(columns.values()), slots)]
         for part in parts:
@@ -73,20 +73,16 @@ class ColumnBlocks(Blocks):
         whole: Array = rows[numbers[slots] == rows]
         return whole
 
-    def _copies(self, columns: List[Array], slots: Array) -> List[Array]:
+    def _copies(self, columns: List[Column], slots: Array) -> List[Array]:
         """Copy the bytes of these slots, so that no writer changes them between their checksum and the write."""
-        sizes = [len(slots) * column.itemsize * prod(column.shape[1:]) for column in columns]
+        sizes = [len(slots) * column.row_bytes for column in columns]
         if len(self._scratch) < sum(sizes):
             self._scratch = np.empty(sum(sizes), np.uint8)
         ends = np.cumsum(sizes).tolist()
         copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
         for column, copy in zip(columns, copies):
             # A race with a writer is detected later.
-            out = copy.view(column.dtype).reshape((len(slots), *column.shape[1:])) if len(copy) else None
-            if out is not None and is_run(slots):
-                out[:] = column[slots[0] : slots[-1] + 1]
-            elif out is not None:
-                column.take(slots, 0, out, 'clip')
+            column.take_bytes(slots, copy)
         return copies
 
 

@@ -76,6 +76,6 @@ def _stored_schema(table: Table) -> Schema:
         columns = schema.columns()
     except SchemaMismatch as e:
         raise CorruptPayload(f'the header in {path!r} holds no valid schema of elements: {e}') from e
-    if columns != table.specs:
+    if columns != table.columns.specs:
         raise CorruptPayload(f'the header in {path!r} names other columns than those of its schema')
     return schema

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from math import prod
-from typing import Dict, Mapping, Tuple
+from typing import Dict, Iterable, Mapping, Tuple
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.errors import CorruptPayload
 
 
@@ -20,15 +21,16 @@ def encode(rows: Array, columns: Mapping[str, Array]) -> bytes:
     return b''.join(parts + [array.tobytes() for array in columns.values()])
 
 
-def decode(record: bytes, held: Mapping[str, Array]) -> Tuple[Array, Dict[str, Array]]:
+def decode(record: bytes, held: Iterable[StoredColumn]) -> Tuple[Array, Dict[str, Array]]:
     """
     Overview:
         Return the arguments of ``encode``.
     Arguments:
-        - held (:obj:`Mapping`): The columns of the table, by name.
+        - held (:obj:`Iterable`): The columns of the table.
     Raises:
         - CorruptPayload: The record was not written by ``encode``, or has other columns than the table.
     """
+    specs = {column.name: (np.dtype(column.dtype), column.shape) for column in held}
     try:
         end = 4 + int.from_bytes(record[:4], 'little')
         num_rows, described = json.loads(record[4:end])
@@ -36,7 +38,7 @@ def decode(record: bytes, held: Mapping[str, Array]) -> Tuple[Array, Dict[str, A
         end += 8 * num_rows
         columns = {}
         for name, dtype, shape in described:
-            if np.dtype(dtype) != held[name].dtype or tuple(shape) != (num_rows, *held[name].shape[1:]):
+            if (np.dtype(dtype), shape[1:]) != specs[name] or shape[:1] != [num_rows]:
                 raise ValueError(f'column {name!r} is of other elements')
             columns[name] = np.frombuffer(record, dtype, prod(shape), end).reshape(shape)
             end += columns[name].nbytes

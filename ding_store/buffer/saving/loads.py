@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from ding_store.buffer.elements.element_store import ElementStore, NoElements
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.stores import new_store
 from ding_store.buffer.sequences.breaks import Break
-from ding_store.buffer.table.column_memory import ColumnMemory
-from ding_store.buffer.table.narrowing import candidates, narrow, stored_specs, widen
+from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.narrowing import candidates
 from ding_store.columns import Schema
 
 
@@ -58,7 +58,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
         sequences.breaks.replace(loaded.breaks)
 
     with table.write_lock:
-        regions = table.new_regions()
+        columns = table.new_columns()
         is_none = loaded.schema is None and loaded.objects is None
         store = NoElements(table) if is_none else new_store(table, loaded.schema)
         with elements.current.changing_to(store) as become:
@@ -70,47 +70,36 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                 sequences.replaced()
 
             try:
-                names = _fill(regions, loaded)
+                _fill(columns, loaded)
                 if loaded.objects is not None:
-                    _adopt(regions, store, slots, loaded.objects)
+                    _adopt(columns, store, slots, loaded.objects)
                 records = metas.records_of(rows, loaded.metas)
                 sequences.breaks.prepare(loaded.breaks)
-                table.replace(regions, store.info, names, rows, loaded.next_row, records, cleared, replaced)
+                table.replace(columns, store.info, rows, loaded.next_row, records, cleared, replaced)
             except BaseException:
                 if elements.store is not store:
-                    regions.discard()
+                    columns.discard()
                     sequences.breaks.take_back()
                 raise
 
 
-def _adopt(regions: ColumnMemory, store: ElementStore, slots: Array, objects: Iterable[Any]) -> None:
+def _adopt(columns: TableColumns, store: ElementStore, slots: Array, objects: Iterable[Any]) -> None:
     """Put elements that are not in columns into a store, and what it stores in columns into these."""
-    regions.add(store.specs)
-    regions.reserve(len(slots))
-    for name, values in store.adopt(slots, objects).items():
-        regions.columns[name][: len(slots)] = values
+    columns.add(store.specs)
+    columns.reserve(len(slots))
+    columns.fill(0, store.adopt(slots, objects))
 
 
-def _fill(regions: ColumnMemory, loaded: Loaded) -> Set[str]:
-    """Write all parts to the columns. Return the names of columns that are stored as bytes."""
+def _fill(columns: TableColumns, loaded: Loaded) -> None:
+    """Write all parts to the columns."""
     if loaded.schema is None:
-        return set()
+        return
     specs, parts = loaded.schema.columns(), loaded.parts
     first = next(parts, None)
-    names = set(candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
-    regions.add(stored_specs(specs, names))
-    regions.reserve(len(loaded.rows))
+    columns.add(specs, candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
+    columns.reserve(len(loaded.rows))
     place = 0
     while first is not None:
-        end = place + len(next(iter(first.values()), ()))
-        for name, values in first.items():
-            if name in names and values.dtype != np.uint8:
-                narrowed = narrow(values)
-                if narrowed is None:
-                    regions.replace(name, (np.dtype(np.float32), specs[name][1]), widen, place)
-                    names.discard(name)
-                else:
-                    values = narrowed
-            regions.columns[name][place:end] = values
-        first, place = next(parts, None), end
-    return names
+        columns.fill(place, first)
+        place += len(next(iter(first.values()), ()))
+        first = next(parts, None)

@@ -108,7 +108,7 @@ def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
 def _of(elements: Elements, kept: Contents) -> Loaded:
     """Return the contents of a buffer. The caller holds the table's lock."""
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
-    narrow = list(elements.table.narrow)
+    narrow = list(elements.table.columns.narrow)
     objects: Optional[Iterable[Any]] = kept.objects
     if objects is None and elements.schema is None and len(kept.rows):
         objects = _one_by_one(elements, kept.rows)

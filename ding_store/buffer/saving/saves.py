@@ -97,7 +97,7 @@ class SaveWriter:
                     break
                 self._write_rows(rows)
             with self._table.write_lock:
-                if any(now is not then for now, then in zip(self._form(), form)):
+                if self._has_changed(form):
                     # The layout changed, or columns became objects: start again, once.
                     changed.clear()
                     self._begin(start)
@@ -107,18 +107,22 @@ class SaveWriter:
         self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
-        """Return objects that are replaced whenever the form of the elements changes, or all rows are replaced."""
-        return self._table.narrow, self._elements.store
+        """Return the narrow columns, and the store, which is another when the schema or all rows are replaced."""
+        return self._table.columns.narrow, self._elements.store
+
+    def _has_changed(self, form: Tuple[Any, ...]) -> bool:
+        narrow, store = form
+        return self._table.columns.narrow != narrow or self._elements.store is not store
 
     def _begin(self, start: int) -> None:
         store = self._elements.store
-        schema, columns = store.schema, {} if store.schema is None else self._table.columns
+        schema, columns = store.schema, [] if store.schema is None else self._table.columns.stored()
         self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
-            'columns': [(name, each.dtype.str, list(each.shape[1:])) for name, each in columns.items()],
-            'narrow': sorted(self._table.narrow),
+            'columns': [(each.name, each.dtype, each.shape) for each in columns],
+            'narrow': sorted(self._table.columns.narrow),
             'packed': self._blocks.is_packed,
         }
         encoded = json.dumps(header).encode()

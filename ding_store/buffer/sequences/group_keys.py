@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.metas.groups import Groups
 from ding_store.buffer.metas.metas import MetaStore
+from ding_store.buffer.table.encodings import Column
 from ding_store.buffer.table.table import Table
 from ding_store.errors import SchemaMismatch
 
@@ -36,16 +38,16 @@ class GroupKeys:
         self.seen: Tuple[object, ...] = ()
         #: The columns of the table that ``resolve`` and ``check`` have seen. If all groups come from columns, neither
         #: does anything while the table has the same ones.
-        self._resolved: Optional[Mapping[str, Array]] = None
-        self._checked: Optional[Mapping[str, Array]] = None
+        self._resolved: Optional[Mapping[str, Column]] = None
+        self._checked: Optional[Mapping[str, Column]] = None
 
     def resolve(self) -> None:
         """Find the columns and metas of the groups. Call it before the others, without the table's index locked."""
-        columns = self._table.columns
+        columns = self._table.columns.current
         if columns is not self._resolved:
             self._sources = [self._source(name) for name in self._names]
             for name in (*self._names, *((self._done,) if self._done else ())):
-                self._table.num_changes.setdefault(name, 0)
+                self._table.columns.num_changes.setdefault(name, 0)
             self._resolved = None if any(isinstance(source, Groups) for source in self._sources) else columns
 
     def drop_columns(self) -> None:
@@ -55,7 +57,7 @@ class GroupKeys:
     def state(self) -> Tuple[object, ...]:
         """Return a state that differs if live rows may have changed their groups or dones."""
         return tuple(
-            (id(source), source.num_moves) if isinstance(source, Groups) else self._table.num_changes[source]
+            (id(source), source.num_moves) if isinstance(source, Groups) else self._table.columns.num_changes[source]
             for source in (*self._sources, *((self._done,) if self._done else ()))
         )
 
@@ -74,17 +76,17 @@ class GroupKeys:
         """Return which of these rows end an episode."""
         column = self._table.columns.get(self._done or '')
         # A table without columns has no rows.
-        return np.zeros(len(slots), bool) if column is None else column[slots].reshape(len(slots)) != 0
+        return np.zeros(len(slots), bool) if column is None else column.read(slots).reshape(len(slots)) != 0
 
     def check(self) -> None:
         """
         Raises:
             - SchemaMismatch: There is no such column or meta, or the column does not hold one number per row.
         """
-        columns = self._table.columns
+        columns = self._table.columns.current
         if columns is self._checked:
             return
-        if self._done is not None and (self._done not in columns or columns[self._done][:1].size != 1):
+        if self._done is not None and (self._done not in columns or prod(columns[self._done].shape) != 1):
             raise SchemaMismatch(
                 f'done ({self._done!r}) must be a column with one number per row, one of {sorted(columns)}. '
                 'Pass done=None for rows without ends.'
@@ -95,11 +97,11 @@ class GroupKeys:
                     raise SchemaMismatch(
                         f'groupby ({name!r}) is neither a column ({sorted(columns)}) nor a key of the metas'
                     )
-            elif name in columns and (columns[name][:1].size != 1 or columns[name].dtype.kind not in 'biu'):
+            elif name in columns and (prod(columns[name].shape) != 1 or columns[name].dtype.kind not in 'biu'):
                 column = columns[name]
                 raise SchemaMismatch(
                     f'groupby ({name!r}) must be a column with one integer per row, but has {column.dtype} of shape '
-                    f'{column.shape[1:]}'
+                    f'{column.shape}'
                 )
         # The table may have other columns by now, which must be checked again.
         self._checked = columns if columns is self._resolved else None
@@ -117,6 +119,6 @@ class GroupKeys:
         if isinstance(source, Groups):
             return source.codes[slots]
         column = self._table.columns.get(source)
-        if column is None or column.dtype.kind not in 'biu' or column[:1].size != 1:
+        if column is None or column.dtype.kind not in 'biu' or prod(column.shape) != 1:
             return np.zeros(len(slots), np.int64)  # ``check`` refuses this column.
-        return column[slots].reshape(len(slots)).astype(np.int64)
+        return column.read(slots).reshape(len(slots)).astype(np.int64)

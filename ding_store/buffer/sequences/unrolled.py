@@ -8,14 +8,15 @@ from typing import Mapping as MappingType
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.cold import ColdColumn, ColdRead, Put, read_cold
-from ding_store.buffer.table.narrowing import put_row, take_into
+from ding_store.buffer.table.encodings import Column
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.columns import Schema
 from ding_store.columns.nodes import Mapping, Node, Unrolled, leaf_names
 from ding_store.errors import SchemaMismatch
 
+#: Columns of a table, and arrays of values, by name.
+Sources = MappingType[str, Column]
 Columns = MappingType[str, Array]
 
 
@@ -47,10 +48,10 @@ class StepReader:
         self.steps, self.rest = Schema(steps), Schema(rest) if rest is not None else None
         self._outputs = WarmOutputs(self.steps.columns())
         self._rest_outputs = WarmOutputs(self.rest.columns() if self.rest is not None else {})
-        self._seen: Tuple[Columns, Columns] = ({}, {})
+        self._seen: Tuple[Sources, Sources] = ({}, {})
 
     def take(
-        self, slots: Array, columns: Columns, cold: Optional[MappingType[str, ColdColumn]] = None
+        self, slots: Array, columns: Sources, cold: Optional[MappingType[str, ColdColumn]] = None
     ) -> Tuple[Columns, Columns]:
         """
         Copy the steps ``(T * B, *shape)`` and the other leaves ``(B, *shape)`` out of columns. The first steps of all
@@ -63,22 +64,21 @@ class StepReader:
         for name, column in self._by_step(columns).items():
             out, kept_as = steps[name], _kept_as(name)
             if kept_as in cold:
-                put = _put_steps(out.reshape(self.length, len(slots), *out.shape[1:]))
+                put = _put_steps(columns[kept_as], out.reshape(self.length, len(slots), *out.shape[1:]))
                 reads.append(ColdRead(cold[kept_as], slots, put))
             else:
-                take_into(column, places, out)
+                column.read_into(places, out)
         rest = self._rest_outputs.take(len(slots))
         for name, out in rest.items():
-            take_into(columns[name], slots, out, cold.get(name))
+            columns[name].read_into(slots, out, cold.get(name))
         read_cold(reads)
         return steps, rest
 
-    def _by_step(self, columns: Columns) -> Columns:
+    def _by_step(self, columns: Sources) -> Sources:
         """Return views of the columns with a row per step. The same columns give the same views."""
         of, by_step = self._seen
         if of is not columns:
-            kept = {name: columns[_kept_as(name)] for name in self.steps.columns()}
-            by_step = {name: column.reshape(-1, *column.shape[2:]) for name, column in kept.items()}
+            by_step = {name: columns[_kept_as(name)].by_step() for name in self.steps.columns()}
             self._seen = columns, by_step
         return by_step
 
@@ -88,18 +88,9 @@ def _kept_as(name: str) -> str:
     return name + '?' if name.endswith('?') else name
 
 
-def _put_steps(out: Array) -> Put:
-    """Return a function that writes a row into ``(T, B, *shape)``. Its kernel runs without the GIL."""
-    kernels = load_kernels()
-    if kernels is None or out.dtype != np.float32:
-        return lambda place, row: put_row(row, out[:, place])
-    widen, flat = kernels.widen_steps, out.reshape(*out.shape[:2], -1)
-
-    def put(place: int, row: Array) -> None:
-        if row.dtype != np.uint8 or not widen(row.reshape(len(row), -1), flat[:, place]):
-            put_row(row, out[:, place])
-
-    return put
+def _put_steps(column: Column, out: Array) -> Put:
+    """Return a function that writes a stored row of this column into ``(T, B, *shape)``."""
+    return lambda place, row: column.put(row, out[:, place])
 
 
 def _parts(node: Node, lengths: List[int]) -> Tuple[Optional[Node], Optional[Node]]:

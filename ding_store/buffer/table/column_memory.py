@@ -173,10 +173,6 @@ class ColumnMemory:
             for name, array in self.columns.items()
         ]
 
-    def replace(self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int) -> None:
-        """Replace a column, see ``replacing``."""
-        finish(self.replacing(name, spec, convert, num_used))
-
     def replacing(
         self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
     ) -> Callable[[], None]:

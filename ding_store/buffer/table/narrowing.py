@@ -13,9 +13,7 @@ import torch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
-from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
-from ding_store.compiled import copy_past_caches
 from ding_store.errors import SchemaMismatch
 
 #: Smaller leaves are not checked: the gain does not pay for a check at every push.
@@ -24,8 +22,6 @@ MIN_BYTES = 4096
 _STEP = 1 << 17
 #: Up to this size the result is written to memory that this thread reuses.
 _MAX_WARM_BYTES = 16 << 20
-
-_FIRST = np.zeros(1, np.int64)
 
 _scratch = threading.local()
 
@@ -143,32 +139,6 @@ def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:
     taken = _reused('bytes', count, np.uint8)[:count].reshape(out.shape)
     widen(column.take(slots, 0, taken, 'clip'), out)
     return out
-
-
-def take_into(column: Array, slots: Array, out: Array, cold: Optional[ColdColumn] = None) -> None:
-    """
-    Copy rows of a column to an array of the dtype that they have outside the table. The column may be narrow. If
-    ``cold`` is given, the rows are read through it.
-    """
-    if cold is not None:
-        cold.each(slots, lambda place, row: put_row(row, out[place]))
-    elif column.dtype == out.dtype:
-        # Without mode='clip' numpy fills an internal buffer first, which is 2-5 times slower.
-        column.take(slots, 0, out, 'clip')
-    else:
-        gather(column, slots, out)
-
-
-def put_row(row: Array, out: Array) -> None:
-    """Copy a row, which may be narrow, to an array of the same shape."""
-    if row.dtype == out.dtype:
-        copy_past_caches(out, row)
-    elif out.ndim > 1 and not out.flags.carray and out[0].flags.carray:
-        # In a batch of sequences, each step of the row is in another place.
-        for part, target in zip(row, out):
-            gather(part[None], _FIRST, target[None])
-    else:
-        gather(row[None], _FIRST, out[None])
 
 
 def candidates(

@@ -16,7 +16,7 @@ from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
-from ding_store.buffer.table.narrowing import narrow_into, take_into
+from ding_store.buffer.table.encodings import Column, NarrowColumn
 from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
 
@@ -30,30 +30,23 @@ MAX_SIZES = 4
 class Gather:
     """Addresses and row sizes of columns, for a compiled copy."""
 
-    def __init__(self, columns: Mapping[str, Array], arrays: Arrays) -> None:
+    def __init__(self, columns: Mapping[str, Column], arrays: Arrays) -> None:
         #: This reference also keeps the columns in memory.
         self.columns = columns
-        taken = [columns[name] for name in arrays]
-        self.capacity = len(taken[0]) if taken else 0
-        #: Positions of the columns that are stored as bytes and read as float32.
-        self.narrowed = [
-            place
-            for place, (column, array) in enumerate(zip(taken, arrays.values()))
-            if column.dtype == np.uint8 and array.dtype == np.float32
-        ]
-        #: True if all rows can be copied as they are, or widened from bytes.
+        taken = {name: columns[name] for name in arrays}
+        self.capacity = len(next(iter(taken.values())).stored) if taken else 0
+        #: True if all rows can be copied as they are, or decoded by their columns.
         self.fits = bool(self.capacity) and all(
-            (column.dtype == array.dtype or place in self.narrowed)
-            and column.shape[1:] == array.shape[1:]
-            and column.flags.c_contiguous
-            for place, (column, array) in enumerate(zip(taken, arrays.values()))
+            column.dtype == arrays[name].dtype
+            and column.shape == arrays[name].shape[1:]
+            and column.stored.flags.c_contiguous
+            for name, column in taken.items()
         )
-        self.addresses = np.array([column.ctypes.data for column in taken], np.int64)
-        self.sizes = np.array([column[:1].nbytes for column in taken], np.int64)
-        names = list(arrays)
-        #: Names of the columns to widen. The positions of all other columns follow.
-        self.widened = [names[place] for place in self.narrowed]
-        self._plain = np.delete(np.arange(len(names)), self.narrowed)
+        self.addresses = np.array([column.stored.ctypes.data for column in taken.values()], np.int64)
+        self.sizes = np.array([column.row_bytes for column in taken.values()], np.int64)
+        #: Names of the columns that are not stored as they are, and their positions.
+        self.encoded = [(name, place) for place, (name, column) in enumerate(taken.items()) if column.encoding]
+        self._plain = np.delete(np.arange(len(taken)), [place for _, place in self.encoded])
         #: Addresses and row sizes of the columns that are copied as they are.
         self.plain = self.addresses[self._plain], self.sizes[self._plain]
 
@@ -72,8 +65,12 @@ class RowWriter:
     def __init__(self, gather: Gather, batch: PlainBatch, kernels: Kernels) -> None:
         self.gather, self._batch = gather, batch
         self._put = kernels.put if gather.sizes.sum() <= BRIEF_BYTES else kernels.put_freely
-        made = [np.empty((1, gather.sizes[place]), np.uint8) for place in gather.narrowed]
-        self._narrowed = [(place, array, array.ctypes.data) for place, array in zip(gather.narrowed, made)]
+        #: Per narrow column its position, and memory for its bytes.
+        self._narrow: List[Tuple[int, NarrowColumn, Array, int]] = []
+        for name, place in gather.encoded:
+            column, made = gather.columns[name], np.empty((1, gather.sizes[place]), np.uint8)
+            assert isinstance(column, NarrowColumn)
+            self._narrow.append((place, column, made, made.ctypes.data))
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """
@@ -84,8 +81,8 @@ class RowWriter:
         if found is None:
             return None
         places, held = np.array(found[0], np.int64), found[1]
-        for place, narrowed, address in self._narrowed:
-            if not narrow_into([held[place].detach().numpy()], narrowed):
+        for place, column, narrowed, address in self._narrow:
+            if not column.encode_into([held[place].detach().numpy()], narrowed):
                 return None
             places[place] = address
 
@@ -191,7 +188,7 @@ class WarmOutputs:
             return dict(arrays), output
 
     def gather(
-        self, columns: Mapping[str, Array], slots: Array, cold: Optional[Mapping[str, ColdColumn]] = None
+        self, columns: Mapping[str, Column], slots: Array, cold: Optional[Mapping[str, ColdColumn]] = None
     ) -> Tuple[Arrays, Output]:
         """
         Gather slots of these columns into arrays from ``lend``. ``cold`` names columns to read from the disk. Calls
@@ -206,17 +203,17 @@ class WarmOutputs:
                 num_bytes = len(slots) * self._row_bytes
                 copy = self._kernels.gather if num_bytes <= BRIEF_BYTES else self._kernels.gather_freely
                 sources, sizes = gather.plain
-                targets = gather.plain_targets(output.addresses) if gather.narrowed else output.addresses
+                targets = gather.plain_targets(output.addresses) if gather.encoded else output.addresses
                 slots = np.ascontiguousarray(slots, np.int64)
                 copy(sources, sizes, targets, slots, gather.capacity, num_bytes >= FAR_BYTES)
-                for name in gather.widened:
-                    take_into(columns[name], slots, arrays[name])
+                for name, _ in gather.encoded:
+                    columns[name].read_into(slots, arrays[name])
                 return arrays, output
         for name, array in arrays.items():
-            take_into(columns[name], slots, array, None if cold is None else cold.get(name))
+            columns[name].read_into(slots, array, None if cold is None else cold.get(name))
         return arrays, output
 
-    def row_writer(self, columns: Mapping[str, Array]) -> Optional[RowWriter]:
+    def row_writer(self, columns: Mapping[str, Column]) -> Optional[RowWriter]:
         """
         Return a writer that copies elements to these columns. Return None if that takes more than a copy of bytes.
         """

@@ -7,7 +7,6 @@ from typing import Callable, Dict, Mapping, Optional, Tuple, TypeVar
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.table.narrowing import gather, take_into
 from ding_store.buffer.table.row_choices import by_rows
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.table_base import TableBase
@@ -34,7 +33,7 @@ class TableReads(TableBase):
         Raises:
             - RowGone: A row left the table or never existed. The message names the first one.
         """
-        return self.read(by_rows(rows), lambda slots: self.take(slots, out))[1]
+        return self.read(by_rows(rows), lambda slots: self.columns.take(slots, out))[1]
 
     def read(self, choose: Choose, copy: Callable[[Array], T], is_all: bool = True) -> Tuple[Array, T]:
         """
@@ -71,11 +70,11 @@ class TableReads(TableBase):
             with self.index.lock:
                 slots, numbers = choose(self.index), self.index.row_of_slot
                 rows, num_updates = numbers.take(slots, mode='clip'), self._num_updates
-                if is_all and len(slots) * self._regions.row_bytes <= _QUICK_BYTES:
+                if is_all and len(slots) * self.columns.row_bytes <= _QUICK_BYTES:
                     # A thread that changes or removes a live row holds this lock.
                     return rows, copy(slots)
             try:
-                with self._regions.reading(slots):
+                with self.columns.reading(slots):
                     copied = copy(slots)
             except (KeyError, TypeError, ValueError):
                 if num_updates == self._num_updates:
@@ -90,21 +89,6 @@ class TableReads(TableBase):
             with self.index.lock:
                 slots = choose(self.index)
             return self.index.row_of_slot[slots], copy(slots)
-
-    def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
-        """Copy slots of all columns, whatever they hold. Valid only as the ``copy`` of a ``read``."""
-        columns, cold = self.sources
-        if out is None and cold:
-            out = {name: np.empty((len(slots), *shape), dtype) for name, (dtype, shape) in self.specs.items()}
-        if out is None:
-            fresh = {}
-            for name, column in columns.items():
-                is_narrow = self._dtype_of(name, column) != column.dtype
-                fresh[name] = gather(column, slots, None) if is_narrow else column.take(slots, 0, None, 'clip')
-            return fresh
-        for name, array in out.items():
-            take_into(columns[name], slots, array, cold.get(name))
-        return dict(out)
 
 
 def _are_at(index: RowIndex, numbers: Array, slots: Array, rows: Array) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from typing import Any, Callable, Collection, FrozenSet, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Iterable, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -12,20 +12,16 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
-from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widen, widened
+from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.columns import Columns, TableColumns, checked_specs
 from ding_store.buffer.table.rows import NO_ROWS
-from ding_store.buffer.table.table_base import Columns, TableBase, checked_specs, stored_columns
+from ding_store.buffer.table.table_base import TableBase
 from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 #: Receives the slots whose rows must move and their new slots. Returns the function to call when they have moved.
 Moving = Callable[[Array, Array], Callable[[], None]]
-
-
-def _copy(values: Array, out: Array) -> None:
-    out[...] = values
 
 
 class TableShape(TableBase):
@@ -44,17 +40,7 @@ class TableShape(TableBase):
         Raises:
             - NotEnoughSpace: There is no space for a widened column. Nothing changed.
         """
-        if not self._narrow and not narrowed:
-            return columns
-        stored = dict(columns)
-        for name, values in narrowed_columns(columns, self._narrow.intersection(columns).difference(narrowed)).items():
-            if values is None:
-                self._widen(name)
-                values = np.asarray(columns[name])
-            stored[name] = values.reshape(-1, *self.columns[name].shape[1:])
-        for name in set(narrowed) - self._narrow:
-            stored[name] = widened(columns[name])
-        return stored
+        return self.columns.as_stored(columns, narrowed, self._widen)
 
     def clear(self) -> None:
         """Delete all rows. A kill meanwhile deletes all or none. Row numbers are not used again."""
@@ -98,11 +84,13 @@ class TableShape(TableBase):
 
             def add() -> None:
                 missing = {name: spec for name, spec in specs.items() if name not in self.columns}
-                self._regions.add(missing, self._num_used)
+                self.columns.add(missing)
                 for name, value in (fill or {}).items():
-                    self.columns[name][: self._num_used] = value
-                narrow = {name: spec for name, spec in wider_specs.items() if self.specs[name] != spec}
-                replaces = [self._regions.replacing(name, spec, _copy, self._num_used) for name, spec in narrow.items()]
+                    self.columns.fill_value(name, value)
+                known = self.columns.specs
+                replaces = [
+                    self.columns.replacing(name, spec) for name, spec in wider_specs.items() if known[name] != spec
+                ]
                 with self.index.lock if wider_specs else nullcontext():
                     if replaces:
                         # Readers that copy from an old column repeat the read.
@@ -117,7 +105,7 @@ class TableShape(TableBase):
                 finish(add)
             except BaseException:
                 if not done:
-                    self._regions.take_back(specs)
+                    self.columns.take_back(specs)
                 raise
 
     def replace_columns(
@@ -132,22 +120,20 @@ class TableShape(TableBase):
             Delete all rows and replace the columns. Some of the new columns are stored as bytes while that is exact.
             Row numbers continue to grow. ``replaced`` has the same meaning as in ``replace``.
         """
-        names = frozenset(narrow_columns)
         with self.write_lock:
-            regions = self.new_regions()
-            regions.add(stored_specs(checked_specs(columns), names))
-            self.replace(regions, info, names, replaced=replaced)
+            others = self.new_columns()
+            others.add(checked_specs(columns), frozenset(narrow_columns))
+            self.replace(others, info, replaced=replaced)
 
-    def new_regions(self) -> ColumnMemory:
+    def new_columns(self) -> TableColumns:
         """Return an empty set of columns for ``replace``. The caller holds the write lock until then."""
         self.check_open()
-        return ColumnMemory(self.capacity, self.table_dir)
+        return TableColumns(self.capacity, self.table_dir)
 
     def replace(
         self,
-        regions: ColumnMemory,
+        others: TableColumns,
         info: Any,
-        narrow_columns: Iterable[str],
         rows: Array = NO_ROWS,
         next_row: int = 0,
         metas: Iterable[bytes] = (),
@@ -168,16 +154,16 @@ class TableShape(TableBase):
             - replaced (:obj:`Callable`): Called when the new rows exist and before any thread can read them. Called
               again if an exception interrupts it.
         Raises:
-            - NotEnoughSpace: The disk is full. Nothing changed, and ``regions`` are discarded.
+            - NotEnoughSpace: The disk is full. Nothing changed, and ``others`` are discarded.
         """
-        narrow_columns = frozenset(narrow_columns)
         try:
             self.check_open()
-            commit = self._prepared(regions, narrow_columns, info, rows, next_row, metas)
+            commit = self._prepared(others, info, rows, next_row, metas)
         except BaseException:
-            regions.discard()
+            others.discard()
             raise
-        former = self._regions
+        others.num_used = len(rows)
+        become = self.columns.becoming(others)
 
         def replace() -> None:
             self._change()
@@ -186,9 +172,7 @@ class TableShape(TableBase):
             self._num_updates += 1
             self.index.forget()
             cleared()
-            self._regions, self._narrow = regions, narrow_columns
-            former.close()
-            self._num_used = len(rows)
+            become()
             self.index.next_row = max(next_row, self.next_row)
             self.index.load(rows, None if self.table_dir is None else self.table_dir.numbers)
             replaced()
@@ -210,24 +194,22 @@ class TableShape(TableBase):
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         with self.write_lock:
-            regions = self.new_regions()
+            others = self.new_columns()
             try:
-                regions.add(checked_specs(columns))
-                regions.reserve(self._num_used)
-                for name, column in regions.columns.items():
-                    column[slots] = values[name]
-                commit = self._prepared(regions, frozenset(), info, are_others=False)
+                others.add(checked_specs(columns))
+                others.reserve(self.columns.num_used)
+                others.store(slots, values)
+                commit = self._prepared(others, info, are_others=False)
             except BaseException:
-                regions.discard()
+                others.discard()
                 raise
-            former = self._regions
+            become = self.columns.becoming(others)
 
             def convert() -> None:
                 self._change()
                 self._num_updates += 1
                 commit()
-                self._regions, self._narrow = regions, frozenset()
-                former.close()
+                become()
                 converted()
 
             with self.index.lock:
@@ -252,7 +234,7 @@ class TableShape(TableBase):
         capacity = integer('capacity', capacity, 1)
         with self.write_lock, self.index.lock:
             self.check_open()
-            resize_regions, resize_numbers = self._regions.resizing(capacity), self._resizing_numbers(capacity)
+            resize_columns, resize_numbers = self.columns.resizing(capacity), self._resizing_numbers(capacity)
             # Readers that are copying repeat the read. Other readers wait for the index lock.
             self._num_updates += 1
             self._change()
@@ -260,7 +242,7 @@ class TableShape(TableBase):
             # Sync before the first byte of the rows that move to the slots of the evicted ones.
             self._sync_numbers()
             source, target = self.index.relocations(capacity)
-            self._regions.move(source, target)
+            self.columns.move(source, target)
             if self.table_dir is not None:
                 self.table_dir.move_values(source, target)
             self._sync_columns()
@@ -273,8 +255,7 @@ class TableShape(TableBase):
                     self.index.relocate(source, target)
                     self._sync_numbers()
                     numbers[:] = [resize_numbers()]
-                self._num_used = min(self._num_used, capacity)
-                resize_regions(self._num_used)
+                resize_columns()
                 self.index.resize(numbers[0], source, target)
                 if move is not None:
                     move()
@@ -292,8 +273,7 @@ class TableShape(TableBase):
 
     def _prepared(
         self,
-        regions: ColumnMemory,
-        narrow_columns: FrozenSet[str],
+        others: TableColumns,
         info: Any,
         rows: Array = NO_ROWS,
         next_row: int = 0,
@@ -306,8 +286,8 @@ class TableShape(TableBase):
         """
         if self.table_dir is None:
             return lambda: None
-        self._sync_regions(regions)
-        columns = stored_columns(regions, narrow_columns)
+        self._sync_new(others)
+        columns = others.stored()
         if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
             return self.table_dir.prepare(columns, info)
         return self.table_dir.replacing(columns, info, rows, next_row, metas)
@@ -318,16 +298,13 @@ class TableShape(TableBase):
             'other than k/255. Nothing is lost.',
             name,
         )
-        spec = np.dtype(np.float32), self.columns[name].shape[1:]
-        replace = self._regions.replacing(name, spec, widen, self._num_used)
+        replace = self.columns.replacing(name, self.columns.specs[name])
 
         def widen_column() -> None:
             with self.index.lock:
-                # Readers that hold the old column would take its bytes for floats: they repeat the read. Other readers
-                # wait for the lock.
+                # Readers that copy from the old column repeat the read. Other readers wait for the lock.
                 self._num_updates += 1
                 replace()
-                self._narrow -= {name}
             self._describe(self.info)
 
         finish(widen_column)

@@ -11,15 +11,11 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.commits import encode_note
+from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.reads import TableReads
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.shape import TableShape
-from ding_store.buffer.table.table_base import Columns
-from ding_store.compiled import MIN_BYTES, copy_past_caches
 from ding_store.errors import SchemaMismatch
-
-#: With more runs of consecutive slots than this, one indexed copy is faster than a copy per run.
-_MAX_RUNS = 4
 
 #: Receives the slots and the row numbers of rows just before they become live.
 Keep = Callable[[Array, Array], None]
@@ -66,13 +62,13 @@ class Table(TableReads, TableShape):
             - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length. Nothing was added.
             - NotEnoughSpace: The disk is full. Nothing was added.
         """
-        num_rows = self._check(columns, narrowed=narrowed)
+        num_rows = self.columns.check(columns, narrowed=narrowed)
         skipped = max(0, num_rows - self.capacity)
         with self.write_lock:
             self.check_open()
             columns = self.as_stored(columns, narrowed)
             with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
-                self._store(slots, columns, skipped)
+                self.columns.store(slots, columns, skipped)
                 if keep is not None:
                     keep(slots, rows)
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
@@ -102,10 +98,6 @@ class Table(TableReads, TableShape):
             self._publish(slots, 0)
         return slots, row
 
-    def store(self, slots: Array, columns: Columns) -> None:
-        """Fill slots of ``writing`` with columns that ``as_stored`` returned."""
-        self._store(slots, columns, 0)
-
     def update(self, rows: Array, columns: Columns) -> Array:
         """
         Overview:
@@ -116,7 +108,7 @@ class Table(TableReads, TableShape):
             - found (:obj:`np.ndarray`): Whether each row was in the table, bool.
         """
         wanted = as_rows(rows)
-        self._check(columns, len(wanted), partial=True)
+        self.columns.check(columns, len(wanted), partial=True)
         # The index lock is held as well, so that no reader starts in the middle of the update.
         with self.write_lock, self.index.lock:
             self._num_updates += 1
@@ -162,9 +154,7 @@ class Table(TableReads, TableShape):
         with self.index.lock:
             if self._promised_row > self.index.next_row:
                 self.index.next_row = self._promised_row
-            used = max(self._num_used, min(self.capacity, self.index.count + num_rows))
-            self._regions.reserve(used)
-            self._num_used = used
+            self.columns.reserve(min(self.capacity, self.index.count + num_rows))
             if self.index.count + num_rows > self.capacity:
                 self._change()
             slots, evicted = self.index.allocate(num_rows)
@@ -201,10 +191,7 @@ class Table(TableReads, TableShape):
 
         def write() -> None:
             self._change()
-            for name, values in columns.items():
-                if name in self.num_changes and (self.columns[name][slots] != values).any():
-                    self.num_changes[name] += 1
-                self.columns[name][slots] = values
+            self.columns.overwrite(slots, columns)
 
         self.check_open()
         if self.table_dir is None:
@@ -221,20 +208,6 @@ class Table(TableReads, TableShape):
             table_dir.redo.clear()
 
         finish(write_on_record)
-
-    def _store(self, slots: Array, columns: Columns, skipped: int) -> None:
-        runs = _runs(slots)
-        for name, column in self.columns.items():
-            values = columns[name][skipped:] if skipped else columns[name]
-            if len(runs) > _MAX_RUNS:
-                column[slots] = values
-                continue
-            for rows, places in runs:
-                part = values if len(runs) == 1 else values[rows]
-                if part.nbytes < MIN_BYTES:
-                    column[places] = part
-                else:
-                    copy_past_caches(column[places], part)
 
 
 class Writing:
@@ -260,29 +233,3 @@ class Writing:
             with index.lock:
                 index.restore(self._slots, self._evicted)
             self._table._promised_row = index.next_row
-
-
-def is_run(slots: Array) -> bool:
-    """Return whether slots are consecutive and in order."""
-    if not len(slots):
-        return False
-    first, last = slots.item(0), slots.item(-1)
-    if last - first != len(slots) - 1:
-        return False
-    # Comparing bytes takes half the time of array operations for 64 slots.
-    return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
-
-
-def _runs(slots: Array) -> List[Tuple[slice, slice]]:
-    """
-    Split slots into runs that are consecutive and in order. Return a slice of the rows and a slice of the slots for
-    each run. Usually all slots are one run, so that one copy serves all rows.
-    """
-    if not len(slots):
-        return []
-    if is_run(slots):
-        first = slots.item(0)
-        return [(slice(0, len(slots)), slice(first, first + len(slots)))]
-    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
-    begins, ends = [0, *breaks], [*breaks, len(slots)]
-    return [(slice(b, e), slice(first, first + e - b)) for b, e, first in zip(begins, ends, slots[begins].tolist())]

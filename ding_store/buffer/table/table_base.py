@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from typing import Any, Collection, Dict, FrozenSet, List, Mapping, Optional, Set, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Set
 
 import numpy as np
 
@@ -15,15 +15,11 @@ from ding_store.buffer.forks import hold_over_forks, tell_of_forks
 from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.commits import encode_note
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.persistence.table_header import ENCODING, StoredColumn
-from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
-from ding_store.buffer.table.narrowing import not_narrowed
+from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.columns import TableColumns, checked_specs
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import ConfigError, SchemaMismatch, StoreClosed
-
-Columns = Mapping[str, Array]
+from ding_store.errors import SchemaMismatch, StoreClosed
 
 
 class TableBase:
@@ -35,13 +31,8 @@ class TableBase:
         specs = checked_specs(columns)
         self.write_lock = hold_over_forks(threading.RLock())
         self._num_updates = 0
-        #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
-        self.num_changes: Dict[str, int] = {}
-        self._num_used = 0  # Slots from this one on were never written.
         #: Row numbers below this one may have metas on disk, for rows that never became live.
         self._promised_row = 0
-        self._narrow: FrozenSet[str] = frozenset()
-        self._specs: Optional[Tuple[Dict[str, Array], FrozenSet[str], Dict[str, ColumnSpec]]] = None
         self._watchers: List[List[Array]] = []
         self._note: Optional[Dict[str, Any]] = None
         #: Number of changes to existing rows, shared with forked processes. None before the first fork.
@@ -54,11 +45,11 @@ class TableBase:
         self._is_torn = self._is_child_of_owner = False
         capacity = integer('capacity', capacity, 1)
         self.table_dir = None if path is None else TableDirectory(path, capacity, fsync)
-        self._regions = ColumnMemory(capacity, self.table_dir)
+        self.columns = TableColumns(capacity, self.table_dir)
         try:
             self._open(specs, capacity)
         except BaseException:
-            self._regions.close()
+            self.columns.close()
             if self.table_dir is not None:
                 self.table_dir.close()
             raise
@@ -70,16 +61,14 @@ class TableBase:
             self.index = RowIndex(capacity)
         else:
             self.index = RowIndex(capacity, table_dir.numbers, table_dir.next_row)
-            self._num_used = int(self.index.live_slots.max(initial=-1)) + 1
             self._note = table_dir.note
         if table_dir is None or not table_dir.header.columns:
-            self._regions.add(specs)
+            self.columns.add(specs)
             self._describe(self.info)
             return
-        self._narrow = frozenset(column.name for column in table_dir.header.columns if column.encoding)
-        self._regions.open(table_dir.header.columns, self._num_used)
-        if specs and specs != self.specs:
-            raise SchemaMismatch(f'{table_dir.path!r} holds a table of the columns {self.specs}, not {specs}')
+        self.columns.open(table_dir.header.columns, int(self.index.live_slots.max(initial=-1)) + 1)
+        if specs and specs != self.columns.specs:
+            raise SchemaMismatch(f'{table_dir.path!r} holds a table of the columns {self.columns.specs}, not {specs}')
         self._redo(table_dir)
 
     @property
@@ -98,20 +87,6 @@ class TableBase:
         return self._note
 
     @property
-    def specs(self) -> Dict[str, ColumnSpec]:
-        """Name -> (dtype, shape of one element). Do not modify it."""
-        columns, narrow = self.columns, self._narrow
-        if self._specs is None or self._specs[0] is not columns or self._specs[1] is not narrow:
-            specs = {name: (self._dtype_of(name, column), column.shape[1:]) for name, column in columns.items()}
-            self._specs = columns, narrow, specs
-        return self._specs[2]
-
-    @property
-    def narrow(self) -> FrozenSet[str]:
-        """Names of float32 columns that are stored as bytes, see ``narrowing``."""
-        return self._narrow
-
-    @property
     def num_updates(self) -> int:
         """
         A counter that grows before existing rows change or move. If it grew since a read, the values read may be
@@ -123,22 +98,9 @@ class TableBase:
         return self.index.count
 
     @property
-    def columns(self) -> Dict[str, Array]:
-        """The columns as stored, indexed by slot. For readers within ``read``."""
-        return self._regions.columns
-
-    @property
-    def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
-        """
-        ``columns``, and the columns to be read from the disk at present, see ``ColumnMemory.sources``. For readers
-        within ``read``.
-        """
-        return self._regions.sources
-
-    @property
     def row_bytes(self) -> int:
         """Payload bytes of one row."""
-        return self._regions.row_bytes
+        return self.columns.row_bytes
 
     @property
     def next_row(self) -> int:
@@ -240,7 +202,7 @@ class TableBase:
     @property
     def _is_in_files(self) -> bool:
         """True if forked processes share the contents of the columns."""
-        return self.table_dir is not None or self._regions.has_files
+        return self.table_dir is not None or self.columns.has_files
 
     def _change(self) -> None:
         """Announce to forked processes that existing rows will change or leave: their reads fail from now on."""
@@ -256,12 +218,11 @@ class TableBase:
         """
         with self.write_lock, self.index.lock:
             found = self.index.findings()
-            if self.index.count and int(self.index.live_slots.max()) >= self._num_used:
-                found.append(f'a row is in a slot beyond {self._num_used}, the last that was written')
-            if any(len(column) != self.capacity for column in self.columns.values()):
-                found.append(f'a column does not have {self.capacity} slots')
+            if self.index.count and int(self.index.live_slots.max()) >= self.columns.num_used:
+                found.append(f'a row is in a slot beyond {self.columns.num_used}, the last that was written')
+            found += self.columns.findings(self.capacity)
             if self.table_dir is not None:
-                found += self.table_dir.findings(self.index.next_row, self.index.row_of_slot, self._stored_columns())
+                found += self.table_dir.findings(self.index.next_row, self.index.row_of_slot, self.columns.stored())
         return found
 
     def close(self) -> None:
@@ -276,7 +237,7 @@ class TableBase:
                 self._num_updates += 1
                 # Do not clear the row numbers in place: that would delete all rows on the disk as well.
                 self.index.forget()
-            self._regions.close()
+            self.columns.close()
 
     def _commit(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
         if self.table_dir is not None:
@@ -287,35 +248,26 @@ class TableBase:
 
     def _redo(self, table_dir: TableDirectory) -> None:
         for record in table_dir.redo.read():
-            rows, columns = redo_record.decode(record, self.columns)
+            rows, columns = redo_record.decode(record, self.columns.stored())
             with self.index.lock:
                 slots, found = self.index.find(rows)
-            for name, values in columns.items():
-                self.columns[name][slots[found]] = values[found]
+            self.columns.overwrite(slots[found], {name: values[found] for name, values in columns.items()})
         self._sync_columns()
         table_dir.redo.clear()
 
     def _describe(self, info: Any) -> None:
         """Write a header that names the current columns. With ``fsync`` their bytes reach the disk first."""
         if self.table_dir is not None:
-            self._sync_regions(self._regions)
-            self.table_dir.describe(self._stored_columns(), info)
-
-    def _stored_columns(self) -> List[StoredColumn]:
-        return stored_columns(self._regions, self._narrow)
-
-    def _dtype_of(self, name: str, column: Array) -> np.dtype[Any]:
-        """Return the dtype of a column's values outside the table."""
-        # The array decides as well as the name: a reader may hold a column that was replaced a moment ago.
-        return np.dtype(np.float32) if name in self._narrow and column.dtype == np.uint8 else column.dtype
+            self._sync_new(self.columns)
+            self.table_dir.describe(self.columns.stored(), info)
 
     def _sync_numbers(self) -> None:
         if self.table_dir is not None:
             self.table_dir.sync_numbers()
 
-    def _sync_regions(self, regions: ColumnMemory) -> None:
+    def _sync_new(self, columns: TableColumns) -> None:
         if self.table_dir is not None and self.table_dir.fsync:
-            regions.sync()
+            columns.sync()
 
     def _sync_kept(self) -> None:
         if self.table_dir is not None and self.table_dir.fsync:
@@ -323,55 +275,5 @@ class TableBase:
 
     def _sync_columns(self) -> None:
         if self.table_dir is not None and self.table_dir.fsync:
-            self._regions.sync()
+            self.columns.sync()
             self.table_dir.metas.sync()
-
-    def _check(
-        self,
-        columns: Columns,
-        num_rows: Optional[int] = None,
-        partial: bool = False,
-        narrowed: Collection[str] = (),
-    ) -> int:
-        """Compare arrays with the schema before anything is written. Return their length."""
-        specs = self.specs
-        if columns.keys() != specs.keys():
-            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
-            if unknown or (missing and not partial):
-                raise SchemaMismatch(
-                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
-                )
-        for name in narrowed:
-            if name not in columns or columns[name].dtype != np.uint8:
-                raise not_narrowed(name, columns)
-        for name, values in columns.items():
-            dtype, shape = specs[name]
-            if name in narrowed and dtype == np.float32:
-                dtype = values.dtype
-            elif name in narrowed:
-                raise SchemaMismatch(f'{name}: expected {dtype}, but uint8 can only stand for float32')
-            num_rows = len(values) if num_rows is None and values.ndim else num_rows
-            if values.dtype != dtype or values.shape != (num_rows, *shape):
-                raise SchemaMismatch(
-                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
-                    f'got {values.dtype} of shape {values.shape}'
-                )
-        return num_rows or 0
-
-
-def stored_columns(regions: ColumnMemory, narrow: FrozenSet[str]) -> List[StoredColumn]:
-    """Return the columns in the form of a directory's header."""
-    columns = regions.stored()
-    for column in columns:
-        column.encoding = ENCODING if column.name in narrow else None
-    return columns
-
-
-def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
-    specs: Dict[str, ColumnSpec] = {}
-    for name, (dtype, shape) in columns.items():
-        dtype = np.dtype(dtype)
-        if dtype.hasobject or dtype.itemsize == 0:
-            raise ConfigError(f'column {name!r} has dtype {dtype}, which has no fixed size. Use another dtype.')
-        specs[name] = (dtype, tuple(int(size) for size in shape))
-    return specs

@@ -1,0 +1,399 @@
+"""The columns of a table. All reads and writes of their values go through this module."""
+
+from __future__ import annotations
+
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    FrozenSet,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+)
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.interrupts import finish
+from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.persistence.table_header import StoredColumn
+from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
+from ding_store.buffer.table.encodings import Column, NarrowColumn, is_run
+from ding_store.buffer.table.narrowing import narrowed_columns, not_narrowed, stored_specs, widened
+from ding_store.columns import Schema
+from ding_store.compiled import MIN_BYTES, copy_past_caches
+from ding_store.errors import ConfigError, SchemaMismatch
+
+#: Name -> values ``(n, *shape)``.
+Columns = Mapping[str, Array]
+
+#: With more runs of consecutive slots than this, one indexed copy is faster than a copy per run.
+_MAX_RUNS = 4
+
+
+class _Layout:
+    """The columns at one time."""
+
+    __slots__ = ('arrays', 'columns', 'narrow', 'names', 'specs')
+
+    def __init__(self, arrays: Mapping[str, Array], names: FrozenSet[str]) -> None:
+        self.arrays, self.names = arrays, names
+        self.columns = {name: _column(array, name in names) for name, array in arrays.items()}
+        self.specs: Dict[str, ColumnSpec] = {name: (each.dtype, each.shape) for name, each in self.columns.items()}
+        self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
+
+
+class TableColumns:
+    """
+    Overview:
+        The columns of one table: their names and dtypes, and the values of each slot. Columns can be stored in another
+        form, which only this class and ``encodings`` know. ``ColumnMemory`` holds the stored arrays. Readers need no
+        lock, see ``Table.read``. Changes need the table's locks.
+    Arguments:
+        - capacity (:obj:`int`): The number of slots.
+        - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
+    """
+
+    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
+        # The arrays, and names of columns whose bytes stand for float32. Replaced as a whole: a reader must not combine
+        # the arrays of one time with the names of another.
+        self._held: Tuple[ColumnMemory, FrozenSet[str]] = ColumnMemory(capacity, table_dir), frozenset()
+        self._layout = _Layout({}, frozenset())
+        #: Slots from this one on were never written.
+        self.num_used = 0
+        #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
+        self.num_changes: Dict[str, int] = {}
+
+    @property
+    def specs(self) -> Dict[str, ColumnSpec]:
+        """Name -> (dtype, shape of one value). Do not modify it."""
+        return self._present().specs
+
+    @property
+    def current(self) -> Mapping[str, Column]:
+        """The columns by name. There is a new object whenever a column is replaced."""
+        return self._present().columns
+
+    @property
+    def sources(self) -> Tuple[Mapping[str, Column], Mapping[str, ColdColumn]]:
+        """``current``, and those columns that must be read from the disk at present, see ``ColumnMemory.sources``."""
+        memory, names = self._held
+        arrays, cold = memory.sources
+        layout = self._layout
+        if layout.arrays is not arrays or layout.names is not names:
+            layout = self._layout = _Layout(arrays, names)
+        return layout.columns, cold
+
+    @property
+    def narrow(self) -> FrozenSet[str]:
+        """Names of float32 columns that are stored as bytes, see ``narrowing``."""
+        return self._present().narrow
+
+    @property
+    def row_bytes(self) -> int:
+        """Stored bytes of one row."""
+        return self._held[0].row_bytes
+
+    @property
+    def has_files(self) -> bool:
+        """True if forked processes share the contents of the columns."""
+        return self._held[0].has_files
+
+    @property
+    def _memory(self) -> ColumnMemory:
+        return self._held[0]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._memory.columns
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._memory.columns)
+
+    def __len__(self) -> int:
+        return len(self._memory.columns)
+
+    def get(self, name: str) -> Optional[Column]:
+        """Return a column, or None if there is none of this name."""
+        return self.current.get(name)
+
+    def read(self, name: str, slots: Array) -> Array:
+        """Return the values of one column in these slots. Raises KeyError if there is no such column."""
+        return self.current[name].read(slots)
+
+    def take(self, slots: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
+        """Copy slots of all columns, whatever they hold. Valid only as the ``copy`` of ``Table.read``."""
+        columns, cold = self.sources
+        if out is None and cold:
+            out = {name: np.empty((len(slots), *each.shape), each.dtype) for name, each in columns.items()}
+        if out is None:
+            return {name: column.read(slots) for name, column in columns.items()}
+        for name, array in out.items():
+            columns[name].read_into(slots, array, cold.get(name))
+        return dict(out)
+
+    def reading(self, slots: Array) -> ContextManager[None]:
+        """Return a context for a copy of these slots, see ``ColumnMemory.reading``."""
+        return self._memory.reading(slots)
+
+    def check(
+        self,
+        columns: Columns,
+        num_rows: Optional[int] = None,
+        partial: bool = False,
+        narrowed: Collection[str] = (),
+    ) -> int:
+        """
+        Overview:
+            Compare arrays with the columns before anything is written.
+        Arguments:
+            - num_rows (:obj:`Optional[int]`): The length that all must have. By default they must be equally long.
+            - partial (:obj:`bool`): Whether columns may be missing.
+            - narrowed (:obj:`Collection[str]`): Names of float32 columns that are passed as bytes.
+        Returns:
+            - num_rows (:obj:`int`): Their length.
+        Raises:
+            - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length.
+        """
+        specs = self.specs
+        if columns.keys() != specs.keys():
+            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
+            if unknown or (missing and not partial):
+                raise SchemaMismatch(
+                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
+                )
+        for name in narrowed:
+            if name not in columns or columns[name].dtype != np.uint8:
+                raise not_narrowed(name, columns)
+        for name, values in columns.items():
+            dtype, shape = specs[name]
+            if name in narrowed and dtype == np.float32:
+                dtype = values.dtype
+            elif name in narrowed:
+                raise SchemaMismatch(f'{name}: expected {dtype}, but uint8 can only stand for float32')
+            num_rows = len(values) if num_rows is None and values.ndim else num_rows
+            if values.dtype != dtype or values.shape != (num_rows, *shape):
+                raise SchemaMismatch(
+                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
+                    f'got {values.dtype} of shape {values.shape}'
+                )
+        return num_rows or 0
+
+    def as_stored(
+        self, columns: Mapping[str, Any], narrowed: Collection[str], replace: Callable[[str], None]
+    ) -> Columns:
+        """
+        Overview:
+            Return columns in the form in which they are stored, see ``Table.as_stored``.
+        Arguments:
+            - replace (:obj:`Callable`): Receives the name of a column whose form cannot hold a new value. It must
+              replace the column by one that can.
+        """
+        narrow = self.narrow
+        if not narrow and not narrowed:
+            return columns
+        stored = dict(columns)
+        for name, values in narrowed_columns(columns, narrow.intersection(columns).difference(narrowed)).items():
+            if values is None:
+                replace(name)
+                values = np.asarray(columns[name])
+            stored[name] = values.reshape(-1, *self.specs[name][1])
+        for name in set(narrowed) - self.narrow:
+            stored[name] = widened(columns[name])
+        return stored
+
+    def store(self, slots: Array, columns: Columns, skipped: int = 0) -> None:
+        """Fill slots with columns from ``as_stored``, without their first ``skipped`` rows."""
+        runs = _runs(slots)
+        for name, column in self._memory.columns.items():
+            values = columns[name][skipped:] if skipped else columns[name]
+            if len(runs) > _MAX_RUNS:
+                column[slots] = values
+                continue
+            for rows, places in runs:
+                part = values if len(runs) == 1 else values[rows]
+                if part.nbytes < MIN_BYTES:
+                    column[places] = part
+                else:
+                    copy_past_caches(column[places], part)
+
+    def encode(self, slots: Array, schema: Schema, elements: Sequence[Any]) -> None:
+        """
+        Overview:
+            Fill slots with elements, without a copy in between. No column may be narrow.
+        Raises:
+            - SchemaMismatch: An element has another schema. The slots may have changed.
+        """
+        schema.encode_into(self._memory.columns, int(slots[0]) if is_run(slots) else slots, elements)
+
+    def overwrite(self, slots: Array, columns: Columns) -> None:
+        """Replace the values of some columns, which come from ``as_stored``. May be repeated after an interruption."""
+        arrays = self._memory.columns
+        for name, values in columns.items():
+            if name in self.num_changes and (arrays[name][slots] != values).any():
+                self.num_changes[name] += 1
+            arrays[name][slots] = values
+
+    def fill(self, start: int, columns: Columns) -> None:
+        """
+        Overview:
+            Write rows to consecutive slots of columns that no reader knows yet. Slots are filled in order. Narrow
+            columns may be float32 or bytes.
+        Raises:
+            - NotEnoughSpace: There is no space for a column that cannot stay narrow.
+        """
+        names = [name for name in self.narrow.intersection(columns) if columns[name].dtype == np.uint8]
+        stored = self.as_stored(columns, names, lambda name: finish(self.replacing(name, self.specs[name], start)))
+        for name, values in stored.items():
+            self._memory.columns[name][start : start + len(values)] = values
+
+    def fill_value(self, name: str, value: Any) -> None:
+        """Set all used slots of a new column to one value."""
+        self._memory.columns[name][: self.num_used] = value
+
+    def add(self, specs: Mapping[str, ColumnSpec], narrow: Collection[str] = ()) -> None:
+        """
+        Overview:
+            Add columns of zeros. Those in ``narrow`` are stored as bytes. If one cannot be added, none is.
+        Raises:
+            - NotEnoughSpace: There is no space for the used rows of these columns.
+        """
+        memory, names = self._held
+        self._held = memory, names.union(narrow) if narrow else names
+        memory.add(stored_specs(specs, narrow), self.num_used)
+
+    def take_back(self, names: Iterable[str]) -> None:
+        """Undo ``add``: remove these columns and their files."""
+        self._memory.take_back(names)
+        self._present()
+
+    def open(self, columns: List[StoredColumn], num_used: int) -> None:
+        """Map the columns of an existing directory, see ``ColumnMemory.open``."""
+        self._held = self._memory, frozenset(column.name for column in columns if column.encoding)
+        self._memory.open(columns, num_used)
+        self.num_used = num_used
+
+    def stored(self) -> List[StoredColumn]:
+        """Return the columns in the form of a directory's header."""
+        columns = self._memory.stored()
+        for column in columns:
+            column.encoding = self.current[column.name].encoding
+        return columns
+
+    def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Callable[[], None]:
+        """
+        Overview:
+            Convert a column to a dtype that can hold all its values. The new one stores them as they are. The returned
+            function replaces the old one. It may be called again.
+        Arguments:
+            - num_rows (:obj:`Optional[int]`): Slots from this one on hold nothing. By default, the used slots.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        num_rows = self.num_used if num_rows is None else num_rows
+        replace_array = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
+
+        def replace() -> None:
+            replace_array()
+            self._present()
+
+        return replace
+
+    def becoming(self, others: TableColumns) -> Callable[[], None]:
+        """Return a function that replaces all columns by others, and closes the old. It may be called again."""
+        former, _ = self._held
+
+        def become() -> None:
+            self._held, self.num_used = others._held, others.num_used
+            self._present()
+            former.close()
+
+        return become
+
+    def reserve(self, num_rows: int) -> None:
+        """
+        Overview:
+            Make the first ``num_rows`` slots writable, see ``ColumnMemory.reserve``.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing was written.
+        """
+        num_used = max(self.num_used, num_rows)
+        self._memory.reserve(num_used)
+        self.num_used = num_used
+
+    def move(self, source: Array, target: Array) -> None:
+        """Copy ``source`` slots to ``target`` slots."""
+        self._memory.move(source, target)
+
+    def resizing(self, capacity: int) -> Callable[[], None]:
+        """Return a function that changes the number of slots, see ``ColumnMemory.resizing``. It may be called again."""
+        resize_arrays = self._memory.resizing(capacity)
+
+        def resize() -> None:
+            self.num_used = min(self.num_used, capacity)
+            resize_arrays(self.num_used)
+
+        return resize
+
+    def sync(self) -> None:
+        """Write all bytes of the files to the disk."""
+        self._memory.sync()
+
+    def close(self) -> None:
+        """Close the files. Readers that hold columns can continue to read them."""
+        self._memory.close()
+        self._present()
+
+    def discard(self) -> None:
+        """Delete columns and files that no header names yet."""
+        self._memory.discard()
+
+    def findings(self, capacity: int) -> List[str]:
+        """Return all inconsistencies of the columns."""
+        lengths = {len(array) for array in self._memory.columns.values()}
+        return [f'a column does not have {capacity} slots'] if lengths - {capacity} else []
+
+    def _present(self) -> _Layout:
+        memory, names = self._held
+        layout, arrays = self._layout, memory.columns
+        if layout.arrays is not arrays or layout.names is not names:
+            layout = self._layout = _Layout(arrays, names)
+        return layout
+
+
+def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
+    """Return the specs in a uniform form. Raises ConfigError if a dtype has no fixed size."""
+    specs: Dict[str, ColumnSpec] = {}
+    for name, (dtype, shape) in columns.items():
+        dtype = np.dtype(dtype)
+        if dtype.hasobject or dtype.itemsize == 0:
+            raise ConfigError(f'column {name!r} has dtype {dtype}, which has no fixed size. Use another dtype.')
+        specs[name] = (dtype, tuple(int(size) for size in shape))
+    return specs
+
+
+def _column(array: Array, is_narrow: bool) -> Column:
+    # The array decides as well: a column that was replaced by a wide one is still among the names.
+    return NarrowColumn(array) if is_narrow and array.dtype == np.uint8 else Column(array)
+
+
+def _runs(slots: Array) -> List[Tuple[slice, slice]]:
+    """
+    Split slots into runs that are consecutive and in order. Return a slice of the rows and a slice of the slots for
+    each run. Usually all slots are one run, so that one copy serves all rows.
+    """
+    if not len(slots):
+        return []
+    if is_run(slots):
+        first = slots.item(0)
+        return [(slice(0, len(slots)), slice(first, first + len(slots)))]
+    breaks = (np.flatnonzero(np.diff(slots) != 1) + 1).tolist()
+    begins, ends = [0, *breaks], [*breaks, len(slots)]
+    return [(slice(b, e), slice(first, first + e - b)) for b, e, first in zip(begins, ends, slots[begins].tolist())]

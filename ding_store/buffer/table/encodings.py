@@ -1,0 +1,136 @@
+"""Columns that store the values of their rows as they are, and columns that store float32 values as bytes."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Optional, Sequence, Tuple
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.persistence.table_header import ENCODING
+from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.narrowing import gather, narrow_into, widen
+from ding_store.compiled import copy_past_caches
+
+_FIRST = np.zeros(1, np.int64)
+
+
+class Column:
+    """
+    Overview:
+        A column of a table, indexed by slot. This class stores values as they are, and a subclass in another form. It
+        alone knows the form.
+    Arguments:
+        - stored (:obj:`np.ndarray`): The array of all slots, in the form in which it is stored.
+    """
+
+    __slots__ = ('dtype', 'row_bytes', 'shape', 'stored')
+
+    #: The name of the form in a directory's header. None: values are stored as they are.
+    encoding: Optional[str] = None
+
+    def __init__(self, stored: Array) -> None:
+        self.stored = stored
+        #: dtype and shape of one value outside the table.
+        self.dtype: np.dtype = stored.dtype
+        self.shape: Tuple[int, ...] = stored.shape[1:]
+        #: Bytes of one row in the stored form.
+        self.row_bytes = stored.itemsize * prod(self.shape)
+
+    def read(self, slots: Array) -> Array:
+        """Return the values of these slots in a fresh array."""
+        return self.stored.take(slots, 0, None, 'clip')
+
+    def read_into(self, slots: Array, out: Array, cold: Optional[ColdColumn] = None) -> None:
+        """
+        Overview:
+            Copy the values of these slots to an array. If ``cold`` is given, rows are read through it.
+        Raises:
+            - TypeError, ValueError: The array has another dtype or shape, because columns were replaced meanwhile.
+        """
+        if cold is not None:
+            cold.each(slots, lambda place, row: self.put(row, out[place]))
+        else:
+            self._gather(slots, out)
+
+    def put(self, row: Array, out: Array) -> None:
+        """Copy the value of a stored row to an array of its shape."""
+        copy_past_caches(out, row)
+
+    def decode(self, rows: Array, out: Array) -> None:
+        """Copy the values of stored rows to an array, which may have a wider dtype."""
+        out[...] = rows
+
+    def take_bytes(self, slots: Array, out: Array) -> None:
+        """Copy the stored bytes of these slots to an array of bytes."""
+        if not len(out):
+            return
+        rows = out.view(self.stored.dtype).reshape((len(slots), *self.stored.shape[1:]))
+        if is_run(slots):
+            rows[:] = self.stored[slots[0] : slots[-1] + 1]
+        else:
+            self.stored.take(slots, 0, rows, 'clip')
+
+    def by_step(self) -> Column:
+        """Return a view of a column of sequences with one row per step."""
+        return type(self)(self.stored.reshape(-1, *self.stored.shape[2:]))
+
+    def _gather(self, slots: Array, out: Array) -> None:
+        # Without mode='clip' numpy fills an internal buffer first, which is 2-5 times slower.
+        self.stored.take(slots, 0, out, 'clip')
+
+
+class NarrowColumn(Column):
+    """A column of float32 values that are stored as bytes, see ``narrowing``."""
+
+    __slots__ = ()
+
+    encoding = ENCODING
+
+    def __init__(self, stored: Array) -> None:
+        super().__init__(stored)
+        self.dtype = np.dtype(np.float32)
+
+    def read(self, slots: Array) -> Array:
+        return gather(self.stored, slots, None)
+
+    def put(self, row: Array, out: Array) -> None:
+        if out.ndim > 1 and not out.flags.carray and out[0].flags.carray:
+            # In a batch of sequences, each step of the row is in another place.
+            kernels = load_kernels()
+            if kernels is not None:
+                # Without the interpreter's lock.
+                kernels.widen_steps(row.reshape(len(row), -1), out.reshape(len(out), -1))
+                return
+            for part, target in zip(row, out):
+                gather(part[None], _FIRST, target[None])
+        else:
+            gather(row[None], _FIRST, out[None])
+
+    def decode(self, rows: Array, out: Array) -> None:
+        if out.dtype == np.float32:
+            widen(rows, out)
+        else:
+            out[...] = gather(rows, np.arange(len(rows)), None)
+
+    def encode_into(self, values: Sequence[Array], out: Array) -> bool:
+        """Write values in the stored form. Return False if they do not fit into it."""
+        return narrow_into(values, out)
+
+    def _gather(self, slots: Array, out: Array) -> None:
+        if out.dtype != np.float32:
+            raise TypeError(f'values of float32 do not fit into an array of {out.dtype}')
+        gather(self.stored, slots, out)
+
+
+def is_run(slots: Array) -> bool:
+    """Return whether slots are consecutive and in order."""
+    if not len(slots):
+        return False
+    first, last = slots.item(0), slots.item(-1)
+    if last - first != len(slots) - 1:
+        return False
+    # Comparing bytes takes half the time of array operations for 64 slots.
+    return bool(slots.tobytes() == np.arange(first, last + 1, dtype=slots.dtype).tobytes())
