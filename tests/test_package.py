@@ -77,6 +77,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'sequences'},
         {'elements'},
         {'samples', 'saving'},
+        {'inserts'},
         {'ding'},
         {'store_buffer'},
         {'config_pipeline'},

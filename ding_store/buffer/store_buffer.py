@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 import operator
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
@@ -18,6 +16,7 @@ from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_
 from ding_store.buffer.ding.views import IndexView, StorageView
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.sequence_reads import Episodes
+from ding_store.buffer.inserts import Inserts
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
@@ -25,13 +24,10 @@ from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequences.group_keys import GroupBy
 from ding_store.buffer.table.columns import Columns
-from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.row_choices import by_age, by_indices, by_rows, check_sample_arguments, to_row
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 __all__ = ['Batch', 'StoreBuffer']
 
@@ -91,8 +87,13 @@ class StoreBuffer(Buffer):
     def _begin(self, elements: Elements, samples: Samples, sliced: bool) -> None:
         """Set all parts of a buffer, of a view or of a copy. DI-engine's constructor would set ``size`` as well."""
         self._middleware: List[Callable] = []
-        self._elements, self._samples, self.sliced = elements, samples, sliced
-        self._lists = Lists(elements, samples, sliced)
+        self.sliced = sliced
+        self._serve(elements, samples)
+
+    def _serve(self, elements: Elements, samples: Samples) -> None:
+        """Serve these elements from now on."""
+        self._elements, self._samples = elements, samples
+        self._inserts, self._lists = Inserts(elements, samples), Lists(elements, samples, self.sliced)
 
     def _made_of(self, elements: Elements, samples: Samples) -> StoreBuffer:
         made = type(self).__new__(type(self))
@@ -110,8 +111,15 @@ class StoreBuffer(Buffer):
 
     @property
     def limiter(self) -> Optional[RateLimiter]:
-        """Makes samples and inserts wait for each other. None: neither waits."""
+        """
+        Makes samples and inserts wait for each other. None: neither waits. Setting it raises ConfigError if it is not a
+        RateLimiter, or if the buffer is too small for it.
+        """
         return self._samples.limiter
+
+    @limiter.setter
+    def limiter(self, limiter: RateLimiter) -> None:
+        self._samples.limit_with(limiter)
 
     @property
     def schema(self) -> Optional[Schema]:
@@ -128,8 +136,7 @@ class StoreBuffer(Buffer):
               actual leaf. Nothing changed.
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        with self._samples.inserting(1):
-            row, kept = self._elements.push(data, meta)
+        row, kept = self._inserts.push(data, meta)
         return BufferedData(data=data, index=str(row), meta=kept)
 
     def extend(
@@ -162,21 +169,9 @@ class StoreBuffer(Buffer):
             - NotEnoughSpace: Memory or disk is full. Nothing changed.
         """
         if self._middleware:
-            known = schema or self._elements.schema
-            if known is None:
-                raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
-            elements = known.decode(widened_columns(columns, narrowed))
-            metas = None if meta is None else [dict(meta) for _ in elements]
+            elements, metas = self._inserts.decoded(columns, schema, meta, narrowed)
             return self.extend_elements(elements, metas, priority=priority, commit=commit)
-        if priority is None:
-            with self._samples.inserting(_num_rows(columns)):
-                return self._elements.extend(columns, schema, commit, meta=meta, narrowed=narrowed)
-        sampler = self.sampler
-        values = sampler.check(priority, _num_rows(columns))
-        with self._samples.inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, sampler.recording(values), meta, narrowed)
-        sampler.insert(rows, values)
-        return rows
+        return self._inserts.columns(columns, schema, priority, commit, meta, narrowed)
 
     def extend_elements(
         self,
@@ -192,19 +187,9 @@ class StoreBuffer(Buffer):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
-        values = None if priority is None else self.sampler.check(priority, len(elements))
-        if self._middleware or len(elements) == 0:
-            pairs = zip(elements, metas or [None] * len(elements))
-            rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
-            if commit is not None:
-                self.commit(commit)
-        else:
-            with self._samples.inserting(len(elements)):
-                keep = None if values is None else self.sampler.recording(values)
-                rows = self._elements.append(elements, metas, commit, keep)
-        if values is not None:
-            self.sampler.insert(rows, values)
-        return rows
+        if self._middleware:
+            return self._inserts.one_by_one(elements, metas, priority, commit, self.push)
+        return self._inserts.elements(elements, metas, priority, commit)
 
     @apply_middleware('sample')
     def sample(
@@ -453,28 +438,18 @@ class StoreBuffer(Buffer):
             raise ConfigError(
                 f'the buffer cannot move to {path!r}: it has elements or a path. Use an empty buffer without a path.'
             )
-        former = self._elements, self._samples, self._lists
+        former = self._elements, self._samples
         # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
         elements = Elements(int(self.size), path, fsync, begin_episodes=False)
         try:
             self._samples.close()
-            self._elements, self._samples = elements, self._samples.moved(elements)
-            self._lists = Lists(elements, self._samples, self.sliced)
-            self._tell_served()
+            self._serve(elements, self._samples.moved(elements))
+            ding_middleware.tell_loaded(self._middleware)
         except BaseException:
-            self._elements, self._samples, self._lists = former
+            self._serve(*former)
             elements.close()
             raise
         former[0].close()
-
-    def limit_with(self, limiter: RateLimiter) -> None:
-        """
-        Overview:
-            Let this limiter make samples and inserts wait from now on, as the constructor's ``limiter`` does.
-        Raises:
-            - ConfigError: ``limiter`` is not a RateLimiter, or the buffer is too small for it.
-        """
-        self._samples.limit_with(limiter)
 
     def use(self, func: Callable) -> StoreBuffer:
         """
@@ -486,11 +461,6 @@ class StoreBuffer(Buffer):
         """
         ding_middleware.use(self._middleware, func, self)
         return self
-
-    def _tell_served(self) -> None:
-        for middleware in self._middleware:
-            if isinstance(middleware, ding_middleware.Equivalent):
-                middleware.loaded()
 
     def check(self) -> List[str]:
         """Return one sentence per defect in the buffer's memory and files. The list is empty if nothing is damaged."""
@@ -522,9 +492,7 @@ class StoreBuffer(Buffer):
             - NotEnoughSpace, SchemaMismatch: The elements do not fit. After any error the buffer is unchanged.
         """
         counts = save_files.load(file_name, self._elements)
-        with self.table.index.lock:
-            self.table.index.tell_loaded()
-        self._tell_served()
+        ding_middleware.tell_loaded(self._middleware)
         if self.limiter is not None:
             # Row numbers now continue those of the file. The counts do the same if the file has counts.
             self.limiter.load_state(counts or self.limiter.state())
@@ -569,14 +537,5 @@ class StoreBuffer(Buffer):
         with self.table.write_lock:
             elements = save_files.duplicate(self._elements, memo)
             twin = memo[id(self)] = self._made_of(elements, self._samples.copied(elements, memo))
-            for own in self._middleware:
-                copied = copy.deepcopy(own, memo)
-                twin._middleware.append(copied)
-                if isinstance(copied, ding_middleware.Equivalent):
-                    copied.take_over(own)
+            twin._middleware = ding_middleware.copied(self._middleware, memo)
         return twin
-
-
-def _num_rows(columns: Columns) -> int:
-    """Return the number of rows, or 0 without columns. The table refuses those later."""
-    return len(next(iter(columns.values()), ()))

@@ -150,7 +150,7 @@ def _keep_ratio(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
     elif not task.router.is_active:
         reason = 'they need a run with roles'
     else:
-        buffer_.limit_with(ratio)
+        buffer_.limiter = ratio
         return
     warn_of_no_ratio(config, reason)
 

@@ -422,7 +422,7 @@ def rows_without_counts(directory: Path) -> dict:
 
     def limited_later() -> StoreBuffer:
         buffer = filled()
-        buffer.limit_with(loop_limiter())
+        buffer.limiter = loop_limiter()
         return buffer
 
     def reopened(before: Any) -> StoreBuffer:

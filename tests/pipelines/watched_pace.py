@@ -15,7 +15,7 @@ from dizoo_configs.cartpole import cartpole_dqn_main as script
 from dizoo_configs.command import options
 
 record = {'waits': 0, 'limited': []}
-stock_wait_within_lead, stock_limit, stock_run = Backpressure.wait_within_lead, StoreBuffer.limit_with, task.run
+stock_wait_within_lead, stock_limiter, stock_run = Backpressure.wait_within_lead, StoreBuffer.limiter, task.run
 
 
 def wait_within_lead(self, timeout_s):
@@ -24,9 +24,9 @@ def wait_within_lead(self, timeout_s):
     return found
 
 
-def limit_with(self, limiter):
+def set_limiter(self, limiter):
     record['limited'].append(limiter)
-    stock_limit(self, limiter)
+    stock_limiter.fset(self, limiter)
 
 
 def write(**said):
@@ -47,6 +47,7 @@ def run():
     stock_run()
 
 
-Backpressure.wait_within_lead, StoreBuffer.limit_with, task.run = wait_within_lead, limit_with, run
+Backpressure.wait_within_lead, task.run = wait_within_lead, run
+StoreBuffer.limiter = stock_limiter.setter(set_limiter)
 if __name__ == '__main__':
     script.main(options(script.main, script.CONFIGS))

@@ -6,7 +6,7 @@ import copy
 import logging
 import math
 from types import FunctionType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 import torch
@@ -85,6 +85,24 @@ def use(chain: List[Callable], middleware: Callable, buffer_: Any) -> None:
             f'{name} cannot be used inside PriorityExperienceReplay, which draws rows before it. '
             f'Call use({name}(...)) before use(PriorityExperienceReplay(...)).'
         )
+
+
+def tell_loaded(chain: Iterable[Callable]) -> None:
+    """Tell equivalents in the chain that the buffer has other rows or another table."""
+    for middleware in chain:
+        if isinstance(middleware, Equivalent):
+            middleware.loaded()
+
+
+def copied(chain: Iterable[Callable], memo: Dict[int, Any]) -> List[Callable]:
+    """Return a deep copy of the chain for a copied buffer, which is in ``memo`` already."""
+    copies = []
+    for own in chain:
+        middleware = copy.deepcopy(own, memo)
+        copies.append(middleware)
+        if isinstance(middleware, Equivalent):
+            middleware.take_over(own)
+    return copies
 
 
 def _name_of(middleware: Callable) -> str:

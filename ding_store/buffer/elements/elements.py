@@ -295,11 +295,12 @@ class Elements:
     def _update(self, rows: Array, slots: Array, element: Any) -> None:
         try:
             self.store.update(rows, slots, element)
+            return
         except SchemaMismatch:
             if self.store.takes_any:
                 raise
-            self.current.make_fit([element])
-            self.store.update(rows, slots, element)
+        self.current.make_fit([element])
+        self.store.update(rows, slots, element)
 
     def delete(self, rows: Array) -> None:
         with self.table.write_lock:

@@ -92,6 +92,8 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
         # The collection of these rows ended with the save.
         end = max(loaded.next_row, elements.table.next_row), True
         loads.replace(elements, loaded._replace(breaks=[*loaded.breaks, end]))
+        with elements.table.index.lock:
+            elements.table.index.tell_loaded()
         return loaded.counts
 
 

@@ -1,0 +1,103 @@
+"""The inserts of a buffer or a view: its limiter waits for them, and its sampler gets their priorities."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.metas.metas import Meta
+from ding_store.buffer.samples import Samples
+from ding_store.buffer.table.columns import Columns
+from ding_store.buffer.table.narrowing import widened_columns
+from ding_store.buffer.table.table import Keep
+from ding_store.columns import Schema
+
+Metas = Optional[Sequence[Optional[Dict[Any, Any]]]]
+
+
+class Inserts:
+    """
+    Overview:
+        Adds rows for one buffer or view. ``StoreBuffer`` describes the arguments and results.
+    Arguments:
+        - elements (:obj:`Elements`): The elements to which rows are added.
+        - samples (:obj:`Samples`): Its sampler and its limiter.
+    """
+
+    def __init__(self, elements: Elements, samples: Samples) -> None:
+        self._elements, self._samples = elements, samples
+
+    def push(self, data: Any, meta: Optional[Dict[Any, Any]]) -> Tuple[int, Meta]:
+        """Add one element. Return its row number and its meta."""
+        with self._samples.inserting(1):
+            return self._elements.push(data, meta)
+
+    def columns(
+        self,
+        columns: Columns,
+        schema: Optional[Schema],
+        priority: Optional[Any],
+        commit: Optional[Mapping[str, Any]],
+        meta: Optional[Dict[Any, Any]],
+        narrowed: Collection[str],
+    ) -> Array:
+        """Add rows that are columns already."""
+        # The table refuses rows without columns later.
+        num_rows = len(next(iter(columns.values()), ()))
+        values, keep = self._checked(priority, num_rows)
+        with self._samples.inserting(num_rows):
+            rows = self._elements.extend(columns, schema, commit, keep, meta, narrowed)
+        return self._prioritized(rows, values)
+
+    def elements(
+        self, elements: Sequence[Any], metas: Metas, priority: Optional[Any], commit: Optional[Mapping[str, Any]]
+    ) -> Array:
+        """Add elements together."""
+        values, keep = self._checked(priority, len(elements))
+        if not len(elements):
+            return self.one_by_one(elements, metas, priority, commit, self.push)
+        with self._samples.inserting(len(elements)):
+            rows = self._elements.append(elements, metas, commit, keep)
+        return self._prioritized(rows, values)
+
+    def one_by_one(
+        self,
+        elements: Sequence[Any],
+        metas: Metas,
+        priority: Optional[Any],
+        commit: Optional[Mapping[str, Any]],
+        push: Callable[..., Any],
+    ) -> Array:
+        """Add elements with one ``push`` each, through a buffer's middleware. ``commit`` follows them."""
+        values, _ = self._checked(priority, len(elements))
+        pairs = zip(elements, metas or [None] * len(elements))
+        rows = np.array([int(push(data, meta=meta).index) for data, meta in pairs], np.int64)
+        if commit is not None:
+            self._elements.table.commit(commit)
+        return self._prioritized(rows, values)
+
+    def decoded(
+        self, columns: Columns, schema: Optional[Schema], meta: Optional[Dict[Any, Any]], narrowed: Collection[str]
+    ) -> Tuple[List[Any], Metas]:
+        """Return the elements of columns, and a meta for each."""
+        known = schema or self._elements.schema
+        if known is None:
+            raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
+        elements = known.decode(widened_columns(columns, narrowed))
+        return elements, None if meta is None else [dict(meta) for _ in elements]
+
+    def _checked(self, priority: Optional[Any], num_rows: int) -> Tuple[Optional[Array], Optional[Keep]]:
+        """Return checked priorities, and the function that records them before their rows become live."""
+        if priority is None:
+            return None, None
+        values = self._samples.sampler.check(priority, num_rows)
+        return values, self._samples.sampler.recording(values)
+
+    def _prioritized(self, rows: Array, values: Optional[Array]) -> Array:
+        """Pass the priorities of new rows to the sampler. Return the row numbers."""
+        if values is not None:
+            self._samples.sampler.insert(rows, values)
+        return rows
