@@ -96,7 +96,7 @@ def tell_loaded(chain: Iterable[Callable]) -> None:
 
 def copied(chain: Iterable[Callable], memo: Dict[int, Any]) -> List[Callable]:
     """Return a deep copy of the chain for a copied buffer, which is in ``memo`` already."""
-    copies = []
+    copies: List[Callable] = []
     for own in chain:
         middleware = copy.deepcopy(own, memo)
         copies.append(middleware)

@@ -29,7 +29,7 @@ class ColumnElements(ElementStore):
     def __init__(self, table: Table, schema: Schema) -> None:
         super().__init__(table)
         self.schema, self.specs = schema, schema.columns()
-        self._outputs = WarmOutputs(self.specs, schema.plain_batch)
+        self._outputs, self._columns = WarmOutputs(self.specs, schema.plain_batch), table.columns
         self._step_reader: Optional[StepReader] = None
 
     @property
@@ -37,12 +37,12 @@ class ColumnElements(ElementStore):
         return self.schema.to_json()
 
     def take(self, slots: Array, is_warm: bool = True) -> Make:
-        columns = self.gather(slots)[1] if is_warm else self._table.columns.take(slots)
+        columns = self.gather(slots)[1] if is_warm else self._columns.take(slots)
         return lambda: self.schema.decode(columns)
 
     def gather(self, slots: Array) -> Tuple[Schema, Columns, Output]:
         # The outputs are as old as this store, so the columns of the table have all their names.
-        columns, cold = self._table.columns.sources
+        columns, cold = self._columns.sources
         arrays, output = self._outputs.gather(columns, slots, cold)
         return self.schema, arrays, output
 
@@ -50,11 +50,11 @@ class ColumnElements(ElementStore):
         reader = self._step_reader
         if reader is None:
             reader = self._step_reader = StepReader(self.schema)
-        return (reader, *reader.take(slots, *self._table.columns.sources))
+        return (reader, *reader.take(slots, *self._columns.sources))
 
     def prepare(self, elements: Sequence[Any]) -> Write:
         table, schema = self._table, self.schema
-        columns = table.columns
+        columns = self._columns
         if columns.narrow:
             stored = table.as_stored(schema.encode_parts(elements, columns.narrow))
             return lambda slots: columns.store(slots, stored)
@@ -63,14 +63,14 @@ class ColumnElements(ElementStore):
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         if self._table.table_dir is not None:
             return None
-        writer = self._outputs.row_writer(self._table.columns.current)
+        writer = self._outputs.row_writer(self._columns.current)
         return None if writer is None else writer.writing(element)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         self._table.update(rows, self.schema.encode([element]))
 
     def merged(self, schema: Schema) -> Schema:
-        merged, known = self.schema.merge(schema), self._table.columns.specs
+        merged, known = self.schema.merge(schema), self._columns.specs
         for name, (dtype, shape) in merged.columns().items() if merged != self.schema else ():
             if known.get(name, (dtype, shape)) != (dtype, shape):
                 self._check_wider(name, dtype)
@@ -81,6 +81,6 @@ class ColumnElements(ElementStore):
 
     def _check_wider(self, name: str, dtype: np.dtype) -> None:
         with self._table.index.lock:
-            values = self._table.columns.read(name, self._table.index.live_slots)
+            values = self._columns.read(name, self._table.index.live_slots)
         if values.dtype.kind in 'iu' and not np.array_equal(values.astype(dtype).astype(values.dtype), values):
             raise SchemaMismatch(f'leaf {name!r}: it has earlier integers that {dtype} cannot represent exactly')

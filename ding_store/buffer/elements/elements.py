@@ -181,7 +181,7 @@ class Elements:
         """Add one element. Return its row number and its meta, which the caller may modify."""
         with self.table.write_lock:
             self.table.check_open()
-            write = self.store.writing(element) if meta is None else None
+            write = self.current.store.writing(element) if meta is None else None
             if write is not None:
                 slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
             else:
@@ -249,7 +249,7 @@ class Elements:
         kept_metas = None if metas is None else metas[skipped:]
         records = self.metas.encode(kept_rows, kept_metas)
         try:
-            write = self.store.prepare(elements[skipped:] if skipped else elements)
+            write = self.current.store.prepare(elements[skipped:] if skipped else elements)
             with self.table.writing(len(kept_rows), skipped, note) as (slots, rows):
                 write(slots)
                 if kept_metas is not None:
@@ -312,7 +312,7 @@ class Elements:
         """Change the capacity, see ``Table.resize``."""
 
         def moving(source: Array, target: Array) -> Callable[[], None]:
-            moves = [each.moving(source, target, capacity) for each in (self.metas, self.store)]
+            moves = [self.metas.moving(source, target, capacity), self.store.moving(source, target, capacity)]
 
             def move() -> None:
                 for each in moves:

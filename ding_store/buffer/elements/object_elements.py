@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Iterable, List, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any, Callable, Iterable, List, Sequence
 
 import numpy as np
 import torch

@@ -15,6 +15,7 @@ from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.elements.packets import Packet, Place
 from ding_store.buffer.persistence.journal import reserve, write_at
 from ding_store.buffer.persistence.table_directory import TableDirectory, check_size
+from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughSpace
@@ -22,7 +23,7 @@ from ding_store.power_cuts import sync_directory
 
 #: Names of columns that no element can have: signs in an element's names are escaped.
 PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
-SPECS = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
+SPECS: Dict[str, ColumnSpec] = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
 
 _NAME = 'packed'
 #: The file grows by this much, or by a quarter.
