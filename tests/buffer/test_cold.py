@@ -211,7 +211,7 @@ def test_cold_read_of_replaced_columns_skips_the_old_files(tmp_path, monkeypatch
         opened(found, files)
         assert table.columns.sources[1]
         stale = found._cold
-        table.add_columns({'late': (np.dtype(np.float32), ())})
+        table.shape.add_columns({'late': (np.dtype(np.float32), ())})
         found._cold = stale  # as of a thread that was stopped before its last store
 
     monkeypatch.setattr(column_memory.ColumnMemory, '_open_cold', raced)

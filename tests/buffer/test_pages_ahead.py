@@ -183,7 +183,7 @@ def test_page_touching_survives_a_fork():
         signal.alarm(60)
         try:
             table.extend(columns(16, 2))
-            table.resize(20)
+            table.shape.resize(20)
             rows = rows_of(table)['action']
             os._exit(0 if rows.tolist() == [1] * 4 + [2] * 16 else 1)
         finally:

@@ -479,7 +479,7 @@ class PrioritiesModel(RuleBasedStateMachine):
 
     @rule(capacity=st.integers(1, 20))
     def resize(self, capacity: int) -> None:
-        self.table.resize(capacity)
+        self.table.shape.resize(capacity)
         self._evict()
 
     def _evict(self) -> None:

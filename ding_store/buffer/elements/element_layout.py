@@ -17,9 +17,10 @@ from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.columns import Columns, TableColumns
+from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.outputs import WarmOutputs
+from ding_store.buffer.table.specs import Columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import CorruptPayload, SchemaMismatch
 
@@ -76,7 +77,7 @@ class ElementLayout(NonColumnar):
             self._schema, self.objects = schema, None
 
         if schema != self.schema:
-            self.table.replace_columns(schema.columns(), schema.to_json(), narrow, started)
+            self.table.shape.replace_columns(schema.columns(), schema.to_json(), narrow, started)
         else:
             finish(started)
 
@@ -88,9 +89,9 @@ class ElementLayout(NonColumnar):
             self._outputs = self._new_outputs(None)
 
         if self.table.table_dir is None:
-            self.table.replace_columns({}, replaced=started)
+            self.table.shape.replace_columns({}, replaced=started)
         else:
-            self.table.replace_columns(packed.SPECS, packed.INFO, replaced=started)
+            self.table.shape.replace_columns(packed.SPECS, packed.INFO, replaced=started)
 
     def replace(
         self,
@@ -144,7 +145,7 @@ class ElementLayout(NonColumnar):
 
         info = packed.INFO if is_packed else None if schema is None else schema.to_json()
         try:
-            self.table.replace(columns, info, rows, next_row, records, cleared, replaced)
+            self.table.shape.replace(columns, info, rows, next_row, records, cleared, replaced)
         except BaseException:
             self._give_back()
             self.sequences.breaks.take_back()
@@ -214,7 +215,7 @@ class ElementLayout(NonColumnar):
             self._schema = merged
 
         if added or wider or (self.table.table_dir is not None and self.table.info != info):
-            self.table.add_columns(added, fill_values(added, known), info, adapted, wider)
+            self.table.shape.add_columns(added, fill_values(added, known), info, adapted, wider)
         else:
             finish(adapted)
 
@@ -239,7 +240,7 @@ class ElementLayout(NonColumnar):
             objects.published(slots)
 
         with self._storing():
-            self.table.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
+            self.table.shape.convert(packed.SPECS, packed.INFO, slots, objects.store(elements), converted)
 
     def _new_outputs(self, schema: Optional[Schema]) -> WarmOutputs:
         """Return outputs for the present columns, after a change of the columns."""

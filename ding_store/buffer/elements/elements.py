@@ -16,10 +16,10 @@ from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -332,7 +332,7 @@ class Elements(ElementLayout):
         if isinstance(self.objects, PackedColumn):
             stored = self.objects.store(elements[skipped:])
         elif self.table.columns.narrow and self.schema is not None:
-            stored = self.table.as_stored(self.schema.encode_parts(elements[skipped:], self.table.columns.narrow))
+            stored = self.table.shape.as_stored(self.schema.encode_parts(elements[skipped:], self.table.columns.narrow))
         with self._storing(), self.table.writing(num_rows - skipped, skipped, note) as (slots, rows):
             if stored is not None:
                 self.table.columns.store(slots, stored)
@@ -380,7 +380,7 @@ class Elements(ElementLayout):
             return move
 
         with self.table.write_lock:
-            self.table.resize(capacity, moving)
+            self.table.shape.resize(capacity, moving)
 
     def _replace(self, rows: Array, slots: Array, element: Any) -> None:
         columns: Optional[Columns] = None

@@ -47,7 +47,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
           from ``parts``.
     """
     with elements.table.write_lock:
-        columns = elements.table.new_columns()
+        columns = elements.table.shape.new_columns()
         try:
             _fill(columns, loaded)
         except BaseException:

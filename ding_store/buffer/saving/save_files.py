@@ -71,7 +71,7 @@ def remove(path: str) -> None:
 def _num_bytes(elements: Elements) -> int:
     if isinstance(elements.objects, PackedColumn):
         return elements.objects.num_bytes
-    return len(elements.table) * elements.table.row_bytes
+    return len(elements.table) * elements.table.columns.row_bytes
 
 
 def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
@@ -136,7 +136,7 @@ def _by_place(metas: Metas, num_rows: int) -> List[Optional[Dict[Any, Any]]]:
 
 
 def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
-    step = max(1, BLOCK_BYTES // max(1, table.row_bytes))
+    step = max(1, BLOCK_BYTES // max(1, table.columns.row_bytes))
     for start in range(0, len(rows), step):
         yield table.gather(rows[start : start + step])
 

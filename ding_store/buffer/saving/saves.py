@@ -30,7 +30,7 @@ from ding_store.buffer.elements.objects import ObjectColumn
 from ding_store.buffer.elements.packed import PackedColumn, Packet
 from ding_store.buffer.saving.save_blocks import BLOCK_BYTES, Blocks, ColumnBlocks, PacketBlocks
 from ding_store.buffer.sequences.breaks import Break, as_breaks
-from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.encoding.checksum import checksum
 

@@ -74,6 +74,8 @@ class RowIndex:
         #: None if numba is not available.
         self.kernels = load_kernels()
         self.next_row = next_row
+        #: Row numbers below this one may have metas on disk, for rows that never became live.
+        self.promised_row = next_row
         self._listeners: List[weakref.ref[RowListener]] = []
         self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
