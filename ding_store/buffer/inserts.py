@@ -10,8 +10,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.metas.metas import Meta
 from ding_store.buffer.samples import Samples
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.narrowing import widened_columns
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep
 from ding_store.columns import Schema
 

@@ -23,8 +23,8 @@ from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
 from ding_store.buffer.sequences.group_keys import GroupBy
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.row_choices import by_age, by_indices, by_rows, check_sample_arguments, to_row
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import ConfigError

@@ -139,7 +139,7 @@ class OnDisk:
         probe = StoreBuffer(1)
         probe.extend_elements(elements[:1])
         #: Frames may be stored in a quarter of their bytes.
-        self._row_bytes = probe._elements.table.row_bytes
+        self._row_bytes = probe._elements.table.columns.row_bytes
         self._length = int(max(4 * row.batch, table_bytes // self._row_bytes))
         self._buffer = StoreBuffer(self._length, path=directory, sampler=sampler_of(row), seed=0, prefetch=AHEAD)
         for begin in range(0, self._length, size):

@@ -482,7 +482,12 @@ def test_row_index_interrupted_at_each_place(
     if loops == 'numpy':
         monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
     num_places = None if IS_FULL else 12
-    assert check_interrupted(KINDS['prioritized'], operation, tmp_path, ('/table/rows.py',), num_places) > 5
+    assert (
+        check_interrupted(
+            KINDS['prioritized'], operation, tmp_path, ('/table/rows.py', '/table/age_log.py'), num_places
+        )
+        > 5
+    )
 
 
 def test_interrupted_limiter_counts_completed_calls() -> None:

@@ -15,7 +15,7 @@ from needs import lacking
 
 from ding_store import free_space
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.table import cold, column_memory
+from ding_store.buffer.table import cold, disk_reads
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.storage.testing import WAIT_S
 
@@ -167,12 +167,12 @@ def frames(num_rows, shape):
 @pytest.fixture
 def larger_than_memory(monkeypatch):
     monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
-    monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
+    monkeypatch.setattr(disk_reads, '_num_disk_faults', itertools.count().__next__)
 
 
 def evict_all(buffer):
     found = buffer._elements.table.columns._memory
-    for name, file in found._files.items():
+    for name, file in found._file_of.items():
         evict(found.columns[name].reshape(-1), file.fd)
 
 
@@ -205,16 +205,16 @@ def test_cold_read_of_replaced_columns_skips_the_old_files(tmp_path, monkeypatch
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     table = buffer._elements.table
-    opened = column_memory.ColumnMemory._open_cold
+    opened = disk_reads.DiskReads._open_cold
 
-    def raced(found, files):
-        opened(found, files)
+    def raced(found, columns, files):
+        opened(found, columns, files)
         assert table.columns.sources[1]
         stale = found._cold
-        table.add_columns({'late': (np.dtype(np.float32), ())})
+        table.shape.add_columns({'late': (np.dtype(np.float32), ())})
         found._cold = stale  # as of a thread that was stopped before its last store
 
-    monkeypatch.setattr(column_memory.ColumnMemory, '_open_cold', raced)
+    monkeypatch.setattr(disk_reads.DiskReads, '_open_cold', raced)
     buffer.sample_batch(4)
     assert not table.columns.sources[1]
     buffer.close()
@@ -267,7 +267,7 @@ def test_cold_read_during_writes_tears_no_row(tmp_path):
 
 
 def test_table_that_fits_into_memory_uses_the_page_cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(column_memory, '_num_disk_faults', itertools.count().__next__)
+    monkeypatch.setattr(disk_reads, '_num_disk_faults', itertools.count().__next__)
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
     for _ in range(3):

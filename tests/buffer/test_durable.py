@@ -22,6 +22,7 @@ from ding_store.buffer.metas.metas import MetaStore
 from ding_store.buffer.persistence import table_directory as durable_module
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.durability import Durability
 from ding_store.errors import (
     ConfigError,
     CorruptPayload,
@@ -289,7 +290,12 @@ def test_load_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize(
     'place',
-    [(durable_module.TableDirectory, '_recover'), (Table, '_redo'), (MetaStore, 'restore'), (ColumnMemory, '_array')],
+    [
+        (durable_module.TableDirectory, '_recover'),
+        (Durability, 'redo'),
+        (MetaStore, 'restore'),
+        (ColumnMemory, '_array'),
+    ],
 )
 def test_opening_that_fails_leaves_no_file_open(place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(tmp_path).close()
@@ -451,8 +457,8 @@ RARE = {
     'grow': (lambda buffer: buffer.resize(17), 'table/shape.py'),
     'optional': (add_optional, 'table/shape.py'),
     'clear': (start_again, 'table/shape.py'),
-    'extend': (extend, 'table/table.py'),
-    'update': (lambda buffer: buffer.update('8', transition(80), {'i': 80}), 'table/table.py'),
+    'extend': (extend, 'table/writes.py'),
+    'update': (lambda buffer: buffer.update('8', transition(80), {'i': 80}), 'table/writes.py'),
     'load': (
         lambda buffer: buffer.load_data(str(Path(buffer.table.table_dir.path).parent / 'save')),
         'saving/loads.py',

@@ -184,7 +184,7 @@ def test_row_after_a_killed_push_gets_the_default_priority(tmp_path: Path) -> No
 
     def killed(tell: Any) -> None:
         buffer = opened()
-        buffer.table._commit = lambda *arguments: os.kill(os.getpid(), 9)
+        buffer.table.table_dir.commit = lambda *arguments: os.kill(os.getpid(), 9)
         buffer.extend(columns(1), priority=[9.0])
 
     assert Child(killed).wait() == -9

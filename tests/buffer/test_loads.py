@@ -292,8 +292,8 @@ def test_sample_during_a_load_has_old_or_new_rows_only(has_path, tmp_path, monke
 
         run_all(sample)
 
-    replace = buffer.table.replace
-    monkeypatch.setattr(buffer.table, 'replace', replace_and_sample)
+    replace = buffer.table.shape.replace
+    monkeypatch.setattr(buffer.table.shape, 'replace', replace_and_sample)
     for name in ('columns', 'lists', 'other columns', 'lists', 'columns', 'other columns'):
         buffer.load_data(str(tmp_path / name))
         assert [item.meta for item in found] == [{'of': name}] * 4

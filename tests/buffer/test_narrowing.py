@@ -15,6 +15,7 @@ from needs import lacking
 
 from ding_store.buffer import StoreBuffer, Table
 from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.durability import Durability
 from ding_store.buffer.table.encodings import NarrowColumn
 from ding_store.buffer.table.narrowing import gather, narrow, widen
 from ding_store.columns import Schema
@@ -325,12 +326,12 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
     """A reader begins while the wide column is made, and copies from the narrow one when the wide one is in place."""
     shape = (300, 1024)  # So large that rows are copied without a lock.
     table = Table({}, 4, **options)
-    table.replace_columns({'obs': (np.dtype(np.float32), shape)}, narrow_columns=['obs'])
+    table.shape.replace_columns({'obs': (np.dtype(np.float32), shape)}, narrow_columns=['obs'])
     table.extend({'obs': np.ones((2, *shape), np.float32)})
     is_reading, is_wide = threading.Event(), threading.Event()
     found: List[np.ndarray] = []
     reader = threading.Thread(target=lambda: found.append(table.gather(np.array([1]))['obs']))
-    decode, read, describe = NarrowColumn.decode, NarrowColumn.read, Table._describe
+    decode, read, describe = NarrowColumn.decode, NarrowColumn.read, Durability.describe
 
     def decoded(*arguments: Any) -> None:
         decode(*arguments)
@@ -343,13 +344,13 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
             assert is_wide.wait(60)
         return read(self, slots)
 
-    def described(self: Table, info: Any) -> None:
+    def described(self: Durability, info: Any) -> None:
         is_wide.set()
         describe(self, info)
 
     monkeypatch.setattr(NarrowColumn, 'decode', decoded)
     monkeypatch.setattr(NarrowColumn, 'read', read_late)
-    monkeypatch.setattr(Table, '_describe', described)
+    monkeypatch.setattr(Durability, 'describe', described)
     table.extend({'obs': np.full((1, *shape), 0.3, np.float32)})
     reader.join(60)
     assert [(each.dtype, each.max()) for each in found] == [(np.float32, 1.0)]

@@ -131,7 +131,7 @@ def test_page_touching_stops_when_the_table_shrinks(kind, monkeypatch):
     table.extend(columns(4))
     assert steps.acquire(timeout=60)
     with ThreadPoolExecutor(1) as pool:
-        resized = pool.submit(table.resize, 6)
+        resized = pool.submit(table.shape.resize, 6)
         toucher = table.columns._memory._toucher
         while not toucher._is_stopped:
             assert not resized.done() or resized.exception() is None
@@ -139,7 +139,7 @@ def test_page_touching_stops_when_the_table_shrinks(kind, monkeypatch):
         resized.result(60)
     assert not steps.acquire(blocking=False), 'another step after the one that had begun'
     if kind == 'file':
-        (file,) = {each.fd for name, each in table.columns._memory._files.items() if name == 'obs'}
+        (file,) = {each.fd for name, each in table.columns._memory._file_of.items() if name == 'obs'}
         assert os.fstat(file).st_blocks * 512 <= 7 * ROW_BYTES
     table.extend(columns(4, 2))
     assert sorted(rows_of(table)['action']) == [1, 1, 2, 2, 2, 2]
@@ -183,7 +183,7 @@ def test_page_touching_survives_a_fork():
         signal.alarm(60)
         try:
             table.extend(columns(16, 2))
-            table.resize(20)
+            table.shape.resize(20)
             rows = rows_of(table)['action']
             os._exit(0 if rows.tolist() == [1] * 4 + [2] * 16 else 1)
         finally:

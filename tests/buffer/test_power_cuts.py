@@ -14,8 +14,9 @@ from disk import Disk, Image, Moment, images, key, write
 from queues import persistent_queue
 
 from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
-from ding_store.buffer.elements import elements
-from ding_store.buffer.table.table import Table
+from ding_store.buffer.table import table as table_module
+from ding_store.buffer.table.durability import Durability
+from ding_store.buffer.table.writes import RowWrites
 from ding_store.errors import ConfigError
 
 #: Mixtures of old and new pages at each moment; ``scripts/crash.sh`` asks for more.
@@ -541,49 +542,49 @@ def test_power_cut_in_recovery_loses_nothing(name: str, directory: Path, monkeyp
 # Wrong orders, which must be found
 
 
-class NamesColumnsFirst(Table):
+class NamesColumnsFirst(Durability):
     """Makes the header that names columns durable before what is in them."""
 
-    def _describe(self, info: Any) -> None:
-        assert self.table_dir is not None
-        self.table_dir.describe(self.columns.stored(), info)
-        super()._describe(info)
+    def describe(self, info: Any) -> None:
+        assert self._table_dir is not None
+        self._table_dir.describe(self._columns.stored(), info)
+        super().describe(info)
 
 
-class NamesOtherColumnsFirst(Table):
+class NamesOtherColumnsFirst(Durability):
     """The same, of columns that replace all others."""
 
-    def _sync_new(self, columns: Any) -> None:
+    def sync_new(self, columns: Any) -> None:
         pass
 
 
-class CommitsFirst(Table):
+class CommitsFirst(RowWrites):
     """Makes rows live before they are on the disk."""
 
-    def _publish(self, slots: Any, skipped: int, note: Any = None, encoded: Any = None) -> None:
-        with self.index.lock:
-            self.index.publish(slots, skipped)
-        self._sync_numbers()
-        self._commit(note, encoded)
-        self._sync_columns()
+    def publish(self, slots: Any, skipped: int = 0, note: Any = None, encoded: Any = None) -> None:
+        with self._index.lock:
+            self._index.publish(slots, skipped)
+        self._durability.sync_numbers()
+        self._durability.commit(note, encoded)
+        self._durability.sync_columns()
 
 
-class EvictsTooLate(Table):
+class EvictsTooLate(RowWrites):
     """Overwrites the oldest rows before it is on the disk that they left."""
 
-    def _allocate(self, num_rows: int, skipped: int) -> Any:
-        with self.index.lock:
-            slots, evicted = self.index.allocate(num_rows)
-        self.columns.num_used = self.capacity
+    def allocate(self, num_rows: int) -> Any:
+        with self._index.lock:
+            slots, evicted = self._index.allocate(num_rows)
+        self._columns.num_used = self._index.capacity
         return slots, evicted
 
 
-class UpdatesWithoutRecord(Table):
+class UpdatesWithoutRecord(Durability):
     """Overwrites rows in place, and keeps nothing on the disk to do it again from."""
 
-    def _overwrite(self, rows: Any, slots: Any, columns: Any) -> None:
-        self.columns.overwrite(slots, columns)
-        self._sync_columns()
+    def overwrite(self, rows: Any, columns: Any, write: Any) -> None:
+        write()
+        self.sync_columns()
 
 
 @pytest.mark.parametrize(
@@ -601,7 +602,7 @@ class UpdatesWithoutRecord(Table):
 def test_power_cut_with_a_wrong_order_is_found(
     wrong: type, name: str, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elements, 'Table', wrong)
+    monkeypatch.setattr(table_module, wrong.__base__.__name__, wrong)
     assert found_by_cuts(WORKLOADS[name](directory), directory, monkeypatch)
 
 

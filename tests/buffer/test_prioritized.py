@@ -387,7 +387,7 @@ def test_several_samplers_on_one_table_are_independent(kind: Any) -> None:
         assert 0 not in draw(sampler, table, 10)
     del one, sampler
     gc.collect()
-    assert len(table.index._listeners) == 1
+    assert len(table.index._listeners.alive()) == 1
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -479,7 +479,7 @@ class PrioritiesModel(RuleBasedStateMachine):
 
     @rule(capacity=st.integers(1, 20))
     def resize(self, capacity: int) -> None:
-        self.table.resize(capacity)
+        self.table.shape.resize(capacity)
         self._evict()
 
     def _evict(self) -> None:

@@ -104,13 +104,13 @@ def test_clear_does_not_reset_row_numbers() -> None:
 def test_new_column_has_its_fill_in_older_rows() -> None:
     table = Table(SPECS, 5)
     table.extend(rows_of(0, 2))
-    table.add_columns({'present': (np.dtype(bool), ()), 'extra': (np.dtype(np.int8), (2,))}, {'present': True})
+    table.shape.add_columns({'present': (np.dtype(bool), ()), 'extra': (np.dtype(np.int8), (2,))}, {'present': True})
     table.extend({**rows_of(2, 1), 'present': np.array([False]), 'extra': np.array([[7, 8]], np.int8)})
     gathered = table.gather(np.array([0, 1, 2]))
     assert gathered['present'].tolist() == [True, True, False]
     assert gathered['extra'].tolist() == [[0, 0], [0, 0], [7, 8]]
     with pytest.raises(ConfigError, match='present'):
-        table.add_columns({'present': (np.dtype(bool), ())})
+        table.shape.add_columns({'present': (np.dtype(bool), ())})
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_table_with_a_path_has_its_columns_in_files(tmp_path: Path) -> None:
     assert np.fromfile(path / '000.column', np.int64)[:10].tolist() == list(range(10))
     with pytest.raises(TableLocked, match='open already'):
         Table(SPECS, 1000, str(path))
-    table.replace_columns({'other': (np.dtype(np.int8), ())})
+    table.shape.replace_columns({'other': (np.dtype(np.int8), ())})
     assert len(list(path.glob('*.column'))) == 1
     table.close()
 
@@ -215,7 +215,7 @@ def test_column_that_does_not_fit_is_not_added(small_disk: Path) -> None:
     table = Table({'block': (np.dtype(np.uint8), (1 << 16,))}, 1000, str(small_disk / 'table'))
     table.extend({'block': np.ones((50, 1 << 16), np.uint8)})
     with pytest.raises(NotEnoughSpace):
-        table.add_columns({'more': (np.dtype(np.uint8), (1 << 16,))})
+        table.shape.add_columns({'more': (np.dtype(np.uint8), (1 << 16,))})
     assert list(table.columns) == ['block']
     assert len(list((small_disk / 'table').glob('*.column'))) == 1
     table.close()
@@ -226,7 +226,7 @@ def test_table_reopened_on_a_full_disk_raises_no_sigbus(change: str, small_disk:
     """Writing to a file whose space nobody reserved is a SIGBUS then."""
     path, block = str(small_disk / 'table'), (1 << 14,)
     table = Table({}, 200, path)
-    table.replace_columns({'block': (np.dtype(np.float32), block)}, narrow_columns=['block'])
+    table.shape.replace_columns({'block': (np.dtype(np.float32), block)}, narrow_columns=['block'])
     table.extend({'block': np.ones((100, *block), np.float32)})
     assert table.columns.narrow
     table.close()
@@ -234,7 +234,7 @@ def test_table_reopened_on_a_full_disk_raises_no_sigbus(change: str, small_disk:
     def work(tell: Callable[[], None]) -> None:
         table = Table({}, 200, path)
         changes = {
-            'add': lambda: table.add_columns({'more': (np.dtype(np.float32), block)}, {'more': 1.0}),
+            'add': lambda: table.shape.add_columns({'more': (np.dtype(np.float32), block)}, {'more': 1.0}),
             'widen': lambda: table.extend({'block': np.full((1, *block), 0.3, np.float32)}),
         }
         with pytest.raises(NotEnoughSpace):

@@ -52,7 +52,7 @@ class TableModel(RuleBasedStateMachine):
 
     @rule(capacity=st.integers(1, 14))
     def resize(self, capacity: int) -> None:
-        self.table.resize(capacity)
+        self.table.shape.resize(capacity)
         self.model = self.model[-capacity:]
 
     @rule()

@@ -236,7 +236,7 @@ def test_resize_frees_disk_space(tmp_path: Path) -> None:
     table.extend({'block': np.ones((100, 1 << 16), np.uint8)})
     (file,) = tmp_path.glob('*.column')
     before = file.stat().st_blocks
-    table.resize(10)
+    table.shape.resize(10)
     assert file.stat().st_blocks <= before // 5
     assert (table.gather(table.rows_by_age())['block'] == 1).all()
     table.close()

@@ -10,8 +10,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_store import ElementStore, Make, Write
 from ding_store.buffer.elements.save_blocks import Blocks, ColumnBlocks
 from ding_store.buffer.sequences.unrolled import StepReader
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.outputs import Output, WarmOutputs
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -56,7 +56,7 @@ class ColumnElements(ElementStore):
         table, schema = self._table, self.schema
         columns = self._columns
         if columns.narrow:
-            stored = table.as_stored(schema.encode_parts(elements, columns.narrow))
+            stored = table.shape.as_stored(schema.encode_parts(elements, columns.narrow))
             return lambda slots: columns.store(slots, stored)
         return lambda slots: columns.encode(slots, schema, elements)
 

@@ -67,7 +67,7 @@ class CurrentStore:
             return
         store = new_store(self._table, schema)
         with self.changing_to(store) as become:
-            self._table.replace_columns(store.specs, store.info, narrow, become)
+            self._table.shape.replace_columns(store.specs, store.info, narrow, become)
 
     def widen(self, schema: Schema) -> None:
         """Extend the columns to those of a schema that was merged with the present one."""
@@ -77,14 +77,14 @@ class CurrentStore:
         added = {name: spec for name, spec in store.specs.items() if name not in known}
         wider = {name: spec for name, spec in store.specs.items() if known.get(name, spec) != spec}
         with self.changing_to(store) as become:
-            self._table.add_columns(added, fill_values(added, known), store.info, become, wider)
+            self._table.shape.add_columns(added, fill_values(added, known), store.info, become, wider)
 
     def _move_out_of_columns(self) -> None:
         with self._table.index.lock:
             slots = self._table.index.slots_by_age().astype(np.intp)
         elements, store = self.store.take(slots, False)(), new_store(self._table, None)
         with self.changing_to(store) as become:
-            self._table.convert(store.specs, store.info, slots, store.adopt(slots, elements), become)
+            self._table.shape.convert(store.specs, store.info, slots, store.adopt(slots, elements), become)
 
     @contextmanager
     def changing_to(self, store: ElementStore) -> Iterator[Callable[[], None]]:

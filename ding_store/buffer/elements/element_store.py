@@ -6,9 +6,8 @@ from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence, 
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.save_blocks import Blocks
-from ding_store.buffer.table.column_memory import ColumnSpec
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.outputs import Output
+from ding_store.buffer.table.specs import Columns, ColumnSpec
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -137,7 +136,7 @@ class ElementStore:
     @property
     def num_bytes(self) -> int:
         """The approximate size of all elements in a save."""
-        return len(self._table) * self._table.row_bytes
+        return len(self._table) * self._table.columns.row_bytes
 
     def blocks(self, file: IO[bytes], is_current: Callable[[], bool]) -> Blocks:
         """Return the writer of a save's blocks. ``is_current`` tells whether this is still the table's store."""

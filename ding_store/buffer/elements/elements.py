@@ -26,10 +26,10 @@ from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
 from ding_store.buffer.sequences.sequences import Sequences
-from ding_store.buffer.table.columns import Columns
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
@@ -321,7 +321,7 @@ class Elements:
             return move
 
         with self.table.write_lock:
-            self.table.resize(capacity, moving)
+            self.table.shape.resize(capacity, moving)
 
     def clear(self) -> None:
         """Delete all elements. The next element decides on the store again. Row numbers continue to grow."""

@@ -13,7 +13,7 @@ import treetensor.torch as ttorch
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_store import ElementStore, Make, Write
 from ding_store.buffer.elements.packets import unpacked
-from ding_store.buffer.table.columns import Columns
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Table
 from ding_store.free_space import format_bytes
 

@@ -11,7 +11,7 @@ from ding_store.buffer.elements.packet_file import SPECS, PacketFile
 from ding_store.buffer.elements.packets import Packet, PacketLayout, packet_of
 from ding_store.buffer.elements.save_blocks import Blocks, PacketBlocks
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.table.columns import Columns
+from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch

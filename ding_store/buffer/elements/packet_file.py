@@ -15,8 +15,8 @@ from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.elements.packets import Packet, Place
 from ding_store.buffer.persistence.journal import reserve, write_at
 from ding_store.buffer.persistence.table_directory import TableDirectory, check_size
-from ding_store.buffer.table.column_memory import ColumnSpec
 from ding_store.buffer.table.rows import RowListener
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.buffer.table.table import Table
 from ding_store.errors import NotEnoughSpace
 from ding_store.power_cuts import sync_directory

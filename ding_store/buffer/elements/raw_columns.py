@@ -10,7 +10,7 @@ import treetensor.torch as ttorch
 from treevalue.tree.common import create_storage
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 

@@ -51,10 +51,10 @@ class ColumnBlocks(Blocks):
         self._scratch = np.empty(0, np.uint8)
 
     def num_bytes(self, rows: Array) -> int:
-        return len(rows) * self._table.row_bytes
+        return len(rows) * self._table.columns.row_bytes
 
     def write(self, rows: Array) -> Array:
-        step = max(1, BLOCK_BYTES // max(1, self._table.row_bytes))
+        step = max(1, BLOCK_BYTES // max(1, self._table.columns.row_bytes))
         written = [self._write_block(rows[first : first + step]) for first in range(0, len(rows), step)]
         return np.concatenate([*written, np.empty(0, np.int64)])
 

@@ -58,7 +58,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
         sequences.breaks.replace(loaded.breaks)
 
     with table.write_lock:
-        columns = table.new_columns()
+        columns = table.shape.new_columns()
         is_none = loaded.schema is None and loaded.objects is None
         store = NoElements(table) if is_none else new_store(table, loaded.schema)
         with elements.current.changing_to(store) as become:
@@ -75,7 +75,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                     _adopt(columns, store, slots, loaded.objects)
                 records = metas.records_of(rows, loaded.metas)
                 sequences.breaks.prepare(loaded.breaks)
-                table.replace(columns, store.info, rows, loaded.next_row, records, cleared, replaced)
+                table.shape.replace(columns, store.info, rows, loaded.next_row, records, cleared, replaced)
             except BaseException:
                 if elements.store is not store:
                     columns.discard()

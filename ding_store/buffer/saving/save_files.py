@@ -131,7 +131,7 @@ def _by_place(metas: Metas, num_rows: int) -> List[Optional[Dict[Any, Any]]]:
 
 
 def _gathered(table: Table, rows: Array) -> Iterator[Dict[str, Array]]:
-    step = max(1, BLOCK_BYTES // max(1, table.row_bytes))
+    step = max(1, BLOCK_BYTES // max(1, table.columns.row_bytes))
     for start in range(0, len(rows), step):
         yield table.gather(rows[start : start + step])
 

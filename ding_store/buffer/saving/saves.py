@@ -29,7 +29,7 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packets import Packet
 from ding_store.buffer.elements.save_blocks import BLOCK_BYTES, Blocks
 from ding_store.buffer.sequences.breaks import Break, as_breaks
-from ding_store.buffer.table.column_memory import ColumnSpec
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.encoding.checksum import checksum
 

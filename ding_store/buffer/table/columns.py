@@ -25,15 +25,13 @@ from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnMemory, ColumnSpec
+from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.encodings import Column, NarrowColumn, is_run
-from ding_store.buffer.table.narrowing import narrowed_columns, not_narrowed, stored_specs, widened
+from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widened
+from ding_store.buffer.table.rows import RowIndex
+from ding_store.buffer.table.specs import Columns, ColumnSpec
 from ding_store.columns import Schema
 from ding_store.compiled import MIN_BYTES, copy_past_caches
-from ding_store.errors import ConfigError, SchemaMismatch
-
-#: Name -> values ``(n, *shape)``.
-Columns = Mapping[str, Array]
 
 #: With more runs of consecutive slots than this, one indexed copy is faster than a copy per run.
 _MAX_RUNS = 4
@@ -63,6 +61,7 @@ class TableColumns:
     """
 
     def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
+        self._table_dir = table_dir
         # The arrays, and names of columns whose bytes stand for float32. Replaced as a whole: a reader must not combine
         # the arrays of one time with the names of another.
         self._held: Tuple[ColumnMemory, FrozenSet[str]] = ColumnMemory(capacity, table_dir), frozenset()
@@ -142,49 +141,6 @@ class TableColumns:
     def reading(self, slots: Array) -> ContextManager[None]:
         """Return a context for a copy of these slots, see ``ColumnMemory.reading``."""
         return self._memory.reading(slots)
-
-    def check(
-        self,
-        columns: Columns,
-        num_rows: Optional[int] = None,
-        partial: bool = False,
-        narrowed: Collection[str] = (),
-    ) -> int:
-        """
-        Overview:
-            Compare arrays with the columns before anything is written.
-        Arguments:
-            - num_rows (:obj:`Optional[int]`): The length that all must have. By default they must be equally long.
-            - partial (:obj:`bool`): Whether columns may be missing.
-            - narrowed (:obj:`Collection[str]`): Names of float32 columns that are passed as bytes.
-        Returns:
-            - num_rows (:obj:`int`): Their length.
-        Raises:
-            - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length.
-        """
-        specs = self.specs
-        if columns.keys() != specs.keys():
-            unknown, missing = set(columns) - set(specs), set(specs) - set(columns)
-            if unknown or (missing and not partial):
-                raise SchemaMismatch(
-                    f'columns differ from the table: unknown {sorted(unknown)}, missing {sorted(missing)}'
-                )
-        for name in narrowed:
-            if name not in columns or columns[name].dtype != np.uint8:
-                raise not_narrowed(name, columns)
-        for name, values in columns.items():
-            dtype, shape = specs[name]
-            if name in narrowed and dtype == np.float32:
-                dtype = values.dtype
-            elif name in narrowed:
-                raise SchemaMismatch(f'{name}: expected {dtype}, but uint8 can only stand for float32')
-            num_rows = len(values) if num_rows is None and values.ndim else num_rows
-            if values.dtype != dtype or values.shape != (num_rows, *shape):
-                raise SchemaMismatch(
-                    f'{name}: expected {dtype} of shape ({num_rows}, *{shape}), '
-                    f'got {values.dtype} of shape {values.shape}'
-                )
-        return num_rows or 0
 
     def as_stored(
         self, columns: Mapping[str, Any], narrowed: Collection[str], replace: Callable[[str], None]
@@ -306,6 +262,10 @@ class TableColumns:
 
         return replace
 
+    def others(self) -> TableColumns:
+        """Return an empty set of columns with as many slots, for ``becoming``."""
+        return TableColumns(self._memory.capacity, self._table_dir)
+
     def becoming(self, others: TableColumns) -> Callable[[], None]:
         """Return a function that replaces all columns by others, and closes the old. It may be called again."""
         former, _ = self._held
@@ -355,10 +315,14 @@ class TableColumns:
         """Delete columns and files that no header names yet."""
         self._memory.discard()
 
-    def findings(self, capacity: int) -> List[str]:
-        """Return all inconsistencies of the columns."""
-        lengths = {len(array) for array in self._memory.columns.values()}
-        return [f'a column does not have {capacity} slots'] if lengths - {capacity} else []
+    def findings(self, index: RowIndex) -> List[str]:
+        """Return all inconsistencies between the columns and the rows. The index is locked."""
+        found = []
+        if index.count and int(index.live_slots.max()) >= self.num_used:
+            found.append(f'a row is in a slot beyond {self.num_used}, the last that was written')
+        if any(len(array) != index.capacity for array in self._memory.columns.values()):
+            found.append(f'a column does not have {index.capacity} slots')
+        return found
 
     def _present(self) -> _Layout:
         memory, names = self._held
@@ -366,17 +330,6 @@ class TableColumns:
         if layout.arrays is not arrays or layout.names is not names:
             layout = self._layout = _Layout(arrays, names)
         return layout
-
-
-def checked_specs(columns: Mapping[str, ColumnSpec]) -> Dict[str, ColumnSpec]:
-    """Return the specs in a uniform form. Raises ConfigError if a dtype has no fixed size."""
-    specs: Dict[str, ColumnSpec] = {}
-    for name, (dtype, shape) in columns.items():
-        dtype = np.dtype(dtype)
-        if dtype.hasobject or dtype.itemsize == 0:
-            raise ConfigError(f'column {name!r} has dtype {dtype}, which has no fixed size. Use another dtype.')
-        specs[name] = (dtype, tuple(int(size) for size in shape))
-    return specs
 
 
 def _column(array: Array, is_narrow: bool) -> Column:

@@ -13,8 +13,7 @@ import torch
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
-from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
-from ding_store.errors import SchemaMismatch
+from ding_store.buffer.table.specs import ColumnSpec, not_narrowed, spec_bytes
 
 #: Smaller leaves are not checked: the gain does not pay for a check at every push.
 MIN_BYTES = 4096
@@ -112,11 +111,6 @@ def widened_columns(columns: Mapping[str, Array], names: Collection[str]) -> Map
         if name not in columns or columns[name].dtype != np.uint8:
             raise not_narrowed(name, columns)
     return {**columns, **{name: widened(columns[name]) for name in names}} if names else columns
-
-
-def not_narrowed(name: str, columns: Mapping[str, Array]) -> SchemaMismatch:
-    found = f'it is {columns[name].dtype}' if name in columns else f'the columns are {sorted(columns)}'
-    return SchemaMismatch(f'{name}: narrowed columns must be uint8, which stands for float32, but {found}')
 
 
 def gather(column: Array, slots: Array, out: Optional[Array]) -> Array:

@@ -15,8 +15,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnSpec, spec_bytes
 from ding_store.buffer.table.encodings import Column, NarrowColumn
+from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
 

@@ -13,6 +13,7 @@ from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.age_log import AgeLog
 
 NO_ROWS = np.empty(0, np.int64)
 
@@ -53,6 +54,24 @@ class RowListener:
         """
 
 
+class Listeners:
+    """The listeners of an index. It holds only weak references to them."""
+
+    def __init__(self) -> None:
+        self._listeners: List[weakref.ref[RowListener]] = []
+
+    def add(self, listener: RowListener) -> None:
+        """Add a listener, unless it is there."""
+        if not any(listener is each for each in self.alive()):
+            self._listeners.append(weakref.ref(listener, self._listeners.remove))
+
+    def alive(self) -> List[RowListener]:
+        if not self._listeners:
+            return []
+        alive = [reference() for reference in self._listeners]
+        return [listener for listener in alive if listener is not None]
+
+
 class RowIndex:
     """
     Overview:
@@ -61,8 +80,7 @@ class RowIndex:
 
         * ``_slots`` is a permutation of all slots: the first ``count`` are live, the rest free. A uniform draw is one
           look-up, and a delete is one swap. ``_place`` is the inverse permutation.
-        * ``_log`` holds (row, slot) in the order of row numbers. Deleted rows stay in it until they are skipped or
-          packed away, which costs O(1) amortised.
+        * ``_log`` knows the order of age.
     Arguments:
         - capacity (:obj:`int`): The number of slots.
         - row_of_slot (:obj:`Optional[np.ndarray]`): The array that holds the row numbers, with those of existing rows:
@@ -74,7 +92,9 @@ class RowIndex:
         #: None if numba is not available.
         self.kernels = load_kernels()
         self.next_row = next_row
-        self._listeners: List[weakref.ref[RowListener]] = []
+        #: Row numbers below this one may have metas on disk, for rows that never became live.
+        self.promised_row = next_row
+        self._listeners = Listeners()
         self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
     def _build(self, row_of_slot: Array) -> None:
@@ -90,20 +110,15 @@ class RowIndex:
         self._slots = np.concatenate([by_age, np.flatnonzero(row_of_slot == EMPTY)]).astype(slot_type)
         self._place = np.empty(capacity, slot_type)
         self._place[self._slots] = np.arange(capacity, dtype=slot_type)
-        log_size = capacity + max(capacity // 2, 64)
-        self._log_rows = np.empty(log_size, np.int64)
-        self._log_slots = np.empty(log_size, slot_type)
-        self.count = self._tail = len(live)
-        self._head = 0
-        self._log_rows[: self.count], self._log_slots[: self.count] = row_of_slot[by_age], by_age
+        self._log = AgeLog(row_of_slot, by_age, slot_type)
+        self.count = len(live)
 
     def __deepcopy__(self, memo: Dict[int, Any]) -> None:
         """Return None: a copied sampler belongs to no table."""
 
     def listen(self, listener: RowListener) -> None:
         """Call a listener for all changes from now on. The index holds only a weak reference to it."""
-        if not any(listener is each for each in self._listening()):
-            self._listeners.append(weakref.ref(listener, self._listeners.remove))
+        self._listeners.add(listener)
 
     @property
     def live_slots(self) -> Array:
@@ -128,14 +143,14 @@ class RowIndex:
 
     def restore(self, slots: Array, evicted: Array) -> None:
         """Undo ``allocate`` before anything was written: the evicted rows are live again. O(capacity)."""
-        self._pack_log()
+        self._log.pack()
         back = slots[: len(evicted)]
 
         def restore() -> None:
             self.row_of_slot[back] = evicted
             if len(back):
                 self._build(self.row_of_slot)
-            for listener in self._listening():
+            for listener in self._listeners.alive():
                 listener.restored(back)
 
         finish(restore)
@@ -148,22 +163,16 @@ class RowIndex:
             - skipped (:obj:`int`): How many row numbers to use up first, for rows that never become live.
         """
         num_rows, first = len(slots), self.next_row + skipped
-        if self._tail + num_rows > len(self._log_rows):
-            self._pack_log()
-        tail, rows = self._tail, None
-        if self._loops is None:
-            rows = np.arange(first, first + num_rows, dtype=np.int64)
+        log = self._log
+        log.make_room(num_rows)
+        tail = log.tail
+        publish = _publish_in_numpy if self._loops is None else self._loops.publish
         try:
-            self._tail = tail + num_rows
+            log.tail = tail + num_rows
             self.next_row = first + num_rows
             self.count += num_rows
-            if self._loops is not None:
-                self._loops.publish(self.row_of_slot, self._log_rows, self._log_slots, tail, slots, first)
-            else:
-                self._log_rows[tail : tail + num_rows] = rows
-                self._log_slots[tail : tail + num_rows] = slots
-                self.row_of_slot[slots] = rows
-            for listener in self._listening():
+            publish(self.row_of_slot, log.rows, log.slots, tail, slots, first)
+            for listener in self._listeners.alive():
                 listener.published(slots)
         except BaseException:
             self._settle(slots)
@@ -178,7 +187,7 @@ class RowIndex:
                 self._remove_many(slots)
             self._tell_removed(slots)
         except BaseException:
-            self._flush_removed(slots)
+            self._settle(slots[self.row_of_slot[slots] == EMPTY])  # those that are free now
             raise
 
     def clear(self) -> None:
@@ -188,8 +197,9 @@ class RowIndex:
             self.row_of_slot[:] = EMPTY
             self._slots[:] = np.arange(self.capacity, dtype=self._slots.dtype)
             self._place[:] = self._slots
-            self.count = self._head = self._tail = 0
-            for listener in self._listening():
+            self.count = 0
+            self._log.clear()
+            for listener in self._listeners.alive():
                 listener.cleared()
 
         finish(clear)
@@ -199,14 +209,14 @@ class RowIndex:
 
         def forget() -> None:
             self._build(filled(self.capacity, EMPTY, np.int64))
-            for listener in self._listening():
+            for listener in self._listeners.alive():
                 listener.cleared()
 
         finish(forget)
 
     def tell_loaded(self) -> None:
         """Notify listeners that rows from a file replaced all rows."""
-        for listener in self._listening():
+        for listener in self._listeners.alive():
             listener.loaded()
 
     def oldest(self, num_rows: int) -> Array:
@@ -219,7 +229,7 @@ class RowIndex:
             Plan a shrink to ``capacity`` slots, which must be at least ``count``. Return the live slots beyond it, and
             an equal number of free slots below it.
         """
-        for listener in self._listening():
+        for listener in self._listeners.alive():
             listener.resizing()
         source = np.flatnonzero(self.row_of_slot[capacity:] != EMPTY) + capacity
         target = np.flatnonzero(self.row_of_slot[:capacity] == EMPTY)[: len(source)]
@@ -242,7 +252,7 @@ class RowIndex:
 
         def resize() -> None:
             self._build(row_of_slot)
-            for listener in self._listening():
+            for listener in self._listeners.alive():
                 listener.resized(self.capacity, source, target)
 
         finish(resize)
@@ -276,7 +286,7 @@ class RowIndex:
         slots = np.arange(len(rows))
         try:
             self._build(self.row_of_slot if row_of_slot is None else row_of_slot)
-            for listener in self._listening():
+            for listener in self._listeners.alive():
                 listener.published(slots)
         except BaseException:
             self.row_of_slot = self.row_of_slot if row_of_slot is None else row_of_slot
@@ -294,7 +304,7 @@ class RowIndex:
         slots = rows % self.capacity
         found = self.row_of_slot[slots] == rows
         if not found.all():
-            self._find_moved(rows, slots, found)
+            self._log.find(rows, slots, found)
         return slots, found & (rows >= 0)
 
     def slots_by_age(self) -> Array:
@@ -302,88 +312,50 @@ class RowIndex:
         Return the slots of all live rows, oldest first, as a view that is valid while the lock is held. O(1) without
         deletes.
         """
-        if self._tail - self._head != self.count:
-            self._pack_log()
-        return self._log_slots[self._head : self._tail]
+        return self._log.by_age(self.count)
 
     def num_from(self, row: int) -> int:
         """Return how many live rows have this number or a larger one. O(log(count)) without deletes."""
-        rows = self._log_rows[self._head : self._head + len(self.slots_by_age())]
-        return len(rows) - int(np.searchsorted(rows, row))
-
-    def _listening(self) -> List[RowListener]:
-        if not self._listeners:
-            return []
-        alive = [reference() for reference in self._listeners]
-        return [listener for listener in alive if listener is not None]
-
-    def _find_moved(self, rows: Array, slots: Array, found: Array) -> None:
-        if self._head == self._tail:
-            return
-        missing = np.flatnonzero(~found)
-        wanted = rows[missing]
-        places = np.searchsorted(self._log_rows[self._head : self._tail], wanted)
-        np.minimum(places, self._tail - self._head - 1, out=places)
-        candidates = self._log_slots[self._head + places]
-        slots[missing] = candidates
-        found[missing] = self.row_of_slot[candidates] == wanted
+        return self._log.num_from(row, self.count)
 
     def _settle(self, slots: Array) -> None:
         """Rebuild all state from the row numbers, after an exception interrupted a change of these slots."""
 
         def settle() -> None:
             self._build(self.row_of_slot)
-            for listener in self._listening():
+            for listener in self._listeners.alive():
                 listener.settled(slots)
 
         finish(settle)
 
-    def _flush_removed(self, slots: Array) -> None:
-        """Call ``_settle`` for those of these slots that are free now, after an exception interrupted their removal."""
-        self._settle(slots[self.row_of_slot[slots] == EMPTY])
-
     def _tell_removed(self, slots: Array) -> None:
-        for listener in self._listening():
+        for listener in self._listeners.alive():
             listener.removed(slots)
 
     def _retire(self, num_rows: int) -> Tuple[Array, Array]:
         """Evict the oldest rows. Return their slots, which are the next free ones in this order, and their numbers."""
-        head, end = self._head, self._head + num_rows
-        oldest = NO_ROWS
+        log, oldest = self._log, NO_ROWS
+        head, end = log.head, log.head + num_rows
         try:
-            if num_rows > 1 and end <= self._tail and self._loops is not None:
+            if num_rows > 1 and end <= log.tail and self._loops is not None:
                 oldest, rows = np.zeros(num_rows, np.int64), np.empty(num_rows, np.int64)
-                index = self.row_of_slot, self._slots, self._place, self._log_rows, self._log_slots
+                index = self.row_of_slot, self._slots, self._place, log.rows, log.slots
                 if self._loops.retire(*index, head, self.count, oldest, rows):
-                    self._head, self.count = end, self.count - num_rows
+                    log.head, self.count = end, self.count - num_rows
                     self._tell_removed(oldest)
                     return oldest, rows
-            oldest = self._oldest_one() if num_rows == 1 else self._oldest(num_rows)
+            oldest = log.take_one() if num_rows == 1 else log.take(num_rows)
             rows = self.row_of_slot[oldest]
             self.remove(oldest)
             return oldest, rows
         except BaseException:
-            self._flush_removed(oldest)
+            self._settle(oldest[self.row_of_slot[oldest] == EMPTY])
             raise
 
     def _remove_many(self, slots: Array) -> None:
-        if self._loops is not None:
-            removed = np.ascontiguousarray(slots, np.int64)
-            self._loops.free(self.row_of_slot, self._slots, self._place, removed, self.count)
-            self.count -= len(slots)
-            return
-        self.row_of_slot[slots] = EMPTY
-        remaining = self.count - len(slots)
-        tail = self._slots[remaining : self.count]
-        moved = tail[self.row_of_slot[tail] != EMPTY]
-        places = self._place[slots]
-        gaps = places[np.less(places, remaining)]
-        self._slots[gaps] = moved
-        self._place[moved] = gaps
-        # Keep the given order: the slot of the oldest row is used next, so that slots stay in the order of age.
-        self._slots[remaining : self.count] = slots
-        self._place[slots] = np.arange(remaining, self.count, dtype=self._place.dtype)
-        self.count = remaining
+        free = _free_in_numpy if self._loops is None else self._loops.free
+        free(self.row_of_slot, self._slots, self._place, np.ascontiguousarray(slots, np.int64), self.count)
+        self.count -= len(slots)
 
     def _remove_one(self, slot: int) -> None:
         # Same result as ``_remove_many`` without the fixed cost of a dozen array operations. Every push to a full table
@@ -395,40 +367,27 @@ class RowIndex:
         self._slots[last], self._place[slot] = slot, last
         self.count = last
 
-    def _oldest_one(self) -> Array:
-        # Same result as ``_oldest`` without the fixed cost of array operations.
-        head = self._head
-        slot = self._log_slots[head]
-        if self.row_of_slot[slot] != self._log_rows[head]:
-            return self._oldest(1)
-        self._head = head + 1
-        return np.array([slot], np.intp)
 
-    def _oldest(self, num_rows: int) -> Array:
-        """Return the slots of the oldest live rows. Move the log's head past them and past deleted rows before them."""
-        end = self._head + num_rows
-        oldest = self._log_slots[self._head : end].astype(np.intp)
-        if end <= self._tail and (self.row_of_slot[oldest] == self._log_rows[self._head : end]).all():
-            self._head = end
-            return oldest
-        taken: List[Array] = []
-        while num_rows > 0:
-            if self._head == self._tail:
-                raise RuntimeError('the log of rows has ended before the rows have: it was changed without the lock')
-            # Look at several entries at a time: after many deletes most of the entries are of deleted rows.
-            end = min(self._head + max(num_rows, 32), self._tail)
-            slots = self._log_slots[self._head : end]
-            alive = np.flatnonzero(self.row_of_slot[slots] == self._log_rows[self._head : end])[:num_rows]
-            taken.append(slots[alive].astype(np.intp))
-            num_rows -= len(alive)
-            self._head = end if num_rows else self._head + int(alive[-1]) + 1
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+def _publish_in_numpy(
+    row_of_slot: Array, log_rows: Array, log_slots: Array, tail: int, slots: Array, first: int
+) -> None:
+    """Do what ``row_kernels.publish`` does."""
+    rows = np.arange(first, first + len(slots), dtype=np.int64)
+    log_rows[tail : tail + len(slots)] = rows
+    log_slots[tail : tail + len(slots)] = slots
+    row_of_slot[slots] = rows
 
-    def _pack_log(self) -> None:
-        rows, slots = self._log_rows[self._head : self._tail], self._log_slots[self._head : self._tail]
-        alive = self.row_of_slot[slots] == rows
-        num_alive = int(np.count_nonzero(alive))
-        # Indexing by a mask copies, so the regions may overlap.
-        self._log_rows[:num_alive] = rows[alive]
-        self._log_slots[:num_alive] = slots[alive]
-        self._head, self._tail = 0, num_alive
+
+def _free_in_numpy(row_of_slot: Array, slots: Array, place: Array, freed: Array, count: int) -> None:
+    """Do what ``row_kernels.free`` does."""
+    row_of_slot[freed] = EMPTY
+    remaining = count - len(freed)
+    tail = slots[remaining:count]
+    moved = tail[row_of_slot[tail] != EMPTY]
+    places = place[freed]
+    gaps = places[np.less(places, remaining)]
+    slots[gaps] = moved
+    place[moved] = gaps
+    # Keep the given order: the slot of the oldest row is used next, so that slots stay in the order of age.
+    slots[remaining:count] = freed
+    place[freed] = np.arange(remaining, count, dtype=place.dtype)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
+import threading
 from contextlib import nullcontext
 from typing import Any, Callable, Collection, Iterable, List, Mapping, Optional, Tuple
 
-import numpy as np
-
 from ding_store.buffer.arguments import integer
-from ding_store.buffer.array_types import Array, filled
+from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.table.column_memory import ColumnSpec
-from ding_store.buffer.table.columns import Columns, TableColumns, checked_specs
-from ding_store.buffer.table.rows import NO_ROWS
-from ding_store.buffer.table.table_base import TableBase
+from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.durability import Durability
+from ding_store.buffer.table.fork_guard import ForkGuard
+from ding_store.buffer.table.reads import ConsistentReads
+from ding_store.buffer.table.rows import NO_ROWS, RowIndex
+from ding_store.buffer.table.specs import Columns, ColumnSpec, checked_specs
 from ding_store.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -24,8 +25,23 @@ logger = logging.getLogger(__name__)
 Moving = Callable[[Array, Array], Callable[[], None]]
 
 
-class TableShape(TableBase):
-    """The operations of a ``Table`` that change its columns or its capacity."""
+class TableShape:
+    """
+    Overview:
+        Changes the columns or the capacity of a table. It shares its parts with the table.
+    """
+
+    def __init__(
+        self,
+        index: RowIndex,
+        columns: TableColumns,
+        durability: Durability,
+        guard: ForkGuard,
+        reads: ConsistentReads,
+        write_lock: threading.RLock,
+    ) -> None:
+        self._index, self._columns, self._durability, self._guard = index, columns, durability, guard
+        self._reads, self._write_lock = reads, write_lock
 
     def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
         """
@@ -40,20 +56,7 @@ class TableShape(TableBase):
         Raises:
             - NotEnoughSpace: There is no space for a widened column. Nothing changed.
         """
-        return self.columns.as_stored(columns, narrowed, self._widen)
-
-    def clear(self) -> None:
-        """Delete all rows. A kill meanwhile deletes all or none. Row numbers are not used again."""
-        with self.write_lock, self.index.lock:
-            self.check_open()
-            finish(self._clear)
-
-    def _clear(self) -> None:
-        self._change()
-        if self.table_dir is not None:
-            self.table_dir.clear()
-        self.index.clear()
-        self._sync_numbers()
+        return self._columns.as_stored(columns, narrowed, self._widen)
 
     def add_columns(
         self,
@@ -75,29 +78,29 @@ class TableShape(TableBase):
             - NotEnoughSpace: There is no space for a column. Nothing changed.
         """
         specs, wider_specs = checked_specs(columns), checked_specs(wider or {})
-        with self.write_lock:
-            self.check_open()
-            doubled = sorted(set(specs) & set(self.columns))
+        with self._write_lock:
+            self._guard.check_open()
+            doubled = sorted(set(specs) & set(self._columns))
             if doubled:
                 raise ConfigError(f'the table already has the columns {doubled}. Choose other names.')
             done: List[bool] = []
 
             def add() -> None:
-                missing = {name: spec for name, spec in specs.items() if name not in self.columns}
-                self.columns.add(missing)
+                missing = {name: spec for name, spec in specs.items() if name not in self._columns}
+                self._columns.add(missing)
                 for name, value in (fill or {}).items():
-                    self.columns.fill_value(name, value)
-                known = self.columns.specs
+                    self._columns.fill_value(name, value)
+                known = self._columns.specs
                 replaces = [
-                    self.columns.replacing(name, spec) for name, spec in wider_specs.items() if known[name] != spec
+                    self._columns.replacing(name, spec) for name, spec in wider_specs.items() if known[name] != spec
                 ]
-                with self.index.lock if wider_specs else nullcontext():
+                with self._index.lock if wider_specs else nullcontext():
                     if replaces:
                         # Readers that copy from an old column repeat the read.
-                        self._num_updates += 1
+                        self._reads.repeat()
                     for replace in replaces:
                         replace()
-                    self._describe(info)
+                    self._durability.describe(info)
                     added()
                 done[:] = [True]
 
@@ -105,7 +108,7 @@ class TableShape(TableBase):
                 finish(add)
             except BaseException:
                 if not done:
-                    self.columns.take_back(specs)
+                    self._columns.take_back(specs)
                 raise
 
     def replace_columns(
@@ -120,15 +123,15 @@ class TableShape(TableBase):
             Delete all rows and replace the columns. Some of the new columns are stored as bytes while that is exact.
             Row numbers continue to grow. ``replaced`` has the same meaning as in ``replace``.
         """
-        with self.write_lock:
+        with self._write_lock:
             others = self.new_columns()
             others.add(checked_specs(columns), frozenset(narrow_columns))
             self.replace(others, info, replaced=replaced)
 
     def new_columns(self) -> TableColumns:
         """Return an empty set of columns for ``replace``. The caller holds the write lock until then."""
-        self.check_open()
-        return TableColumns(self.capacity, self.table_dir)
+        self._guard.check_open()
+        return self._columns.others()
 
     def replace(
         self,
@@ -157,27 +160,27 @@ class TableShape(TableBase):
             - NotEnoughSpace: The disk is full. Nothing changed, and ``others`` are discarded.
         """
         try:
-            self.check_open()
-            commit = self._prepared(others, info, rows, next_row, metas)
+            self._guard.check_open()
+            commit = self._durability.replacing(others, info, rows, next_row, metas)
         except BaseException:
             others.discard()
             raise
         others.num_used = len(rows)
-        become = self.columns.becoming(others)
+        become = self._columns.becoming(others)
 
         def replace() -> None:
-            self._change()
+            self._guard.announce()
             commit()
             # Readers that are copying repeat the read.
-            self._num_updates += 1
-            self.index.forget()
+            self._reads.repeat()
+            self._index.forget()
             cleared()
             become()
-            self.index.next_row = max(next_row, self.next_row)
-            self.index.load(rows, None if self.table_dir is None else self.table_dir.numbers)
+            self._index.next_row = max(next_row, self._index.next_row, self._index.promised_row)
+            self._index.load(rows, self._durability.numbers)
             replaced()
 
-        with self.write_lock, self.index.lock:
+        with self._write_lock, self._index.lock:
             finish(replace)
 
     def convert(
@@ -193,26 +196,26 @@ class TableShape(TableBase):
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        with self.write_lock:
+        with self._write_lock:
             others = self.new_columns()
             try:
                 others.add(checked_specs(columns))
-                others.reserve(self.columns.num_used)
+                others.reserve(self._columns.num_used)
                 others.store(slots, values)
-                commit = self._prepared(others, info, are_others=False)
+                commit = self._durability.prepare(others, info)
             except BaseException:
                 others.discard()
                 raise
-            become = self.columns.becoming(others)
+            become = self._columns.becoming(others)
 
             def convert() -> None:
-                self._change()
-                self._num_updates += 1
+                self._guard.announce()
+                self._reads.repeat()
                 commit()
                 become()
                 converted()
 
-            with self.index.lock:
+            with self._index.lock:
                 finish(convert)
 
     def resize(self, capacity: int, moving: Optional[Moving] = None) -> Tuple[Array, Array]:
@@ -232,34 +235,33 @@ class TableShape(TableBase):
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         capacity = integer('capacity', capacity, 1)
-        with self.write_lock, self.index.lock:
-            self.check_open()
-            resize_columns, resize_numbers = self.columns.resizing(capacity), self._resizing_numbers(capacity)
+        with self._write_lock, self._index.lock:
+            self._guard.check_open()
+            resize_columns, resize_numbers = self._columns.resizing(capacity), self._durability.resizing(capacity)
             # Readers that are copying repeat the read. Other readers wait for the index lock.
-            self._num_updates += 1
-            self._change()
-            self.index.remove(self.index.oldest(max(0, self.index.count - capacity)))
+            self._reads.repeat()
+            self._guard.announce()
+            self._index.remove(self._index.oldest(max(0, self._index.count - capacity)))
             # Sync before the first byte of the rows that move to the slots of the evicted ones.
-            self._sync_numbers()
-            source, target = self.index.relocations(capacity)
-            self.columns.move(source, target)
-            if self.table_dir is not None:
-                self.table_dir.move_values(source, target)
-            self._sync_columns()
-            self._sync_kept()
-            former, move = self.index.row_of_slot, moving and moving(source, target)
+            self._durability.sync_numbers()
+            source, target = self._index.relocations(capacity)
+            self._columns.move(source, target)
+            self._durability.move_values(source, target)
+            self._durability.sync_columns()
+            self._durability.sync_kept()
+            former, move = self._index.row_of_slot, moving and moving(source, target)
             numbers: List[Array] = []
 
             def resize() -> None:
                 if not numbers:
-                    self.index.relocate(source, target)
-                    self._sync_numbers()
+                    self._index.relocate(source, target)
+                    self._durability.sync_numbers()
                     numbers[:] = [resize_numbers()]
                 resize_columns()
-                self.index.resize(numbers[0], source, target)
+                self._index.resize(numbers[0], source, target)
                 if move is not None:
                     move()
-                if self.table_dir is None:
+                if self._durability.numbers is None:
                     # A reader that is copying compares with the old array: it must see that its slots have changed.
                     former[:] = EMPTY
 
@@ -267,30 +269,9 @@ class TableShape(TableBase):
                 finish(resize)
             except BaseException:
                 if not numbers:
-                    self.index.stay(target)
+                    self._index.stay(target)
                 raise
         return source, target
-
-    def _prepared(
-        self,
-        others: TableColumns,
-        info: Any,
-        rows: Array = NO_ROWS,
-        next_row: int = 0,
-        metas: Iterable[bytes] = (),
-        are_others: bool = True,
-    ) -> Callable[[], None]:
-        """
-        Return the function that makes other columns valid, with the same rows or others. With ``fsync`` their bytes are
-        on the disk before the header that names them.
-        """
-        if self.table_dir is None:
-            return lambda: None
-        self._sync_new(others)
-        columns = others.stored()
-        if not are_others or (not len(rows) and not self.index.count and next_row <= self.index.next_row):
-            return self.table_dir.prepare(columns, info)
-        return self.table_dir.replacing(columns, info, rows, next_row, metas)
 
     def _widen(self, name: str) -> None:
         logger.warning(
@@ -298,25 +279,13 @@ class TableShape(TableBase):
             'other than k/255. Nothing is lost.',
             name,
         )
-        replace = self.columns.replacing(name, self.columns.specs[name])
+        replace = self._columns.replacing(name, self._columns.specs[name])
 
         def widen_column() -> None:
-            with self.index.lock:
+            with self._index.lock:
                 # Readers that copy from the old column repeat the read. Other readers wait for the lock.
-                self._num_updates += 1
+                self._reads.repeat()
                 replace()
-            self._describe(self.info)
+            self._durability.describe(self._durability.info)
 
         finish(widen_column)
-
-    def _resizing_numbers(self, capacity: int) -> Callable[[], Array]:
-        if self.table_dir is not None:
-            return self.table_dir.resizing(capacity)
-        numbers = filled(capacity, EMPTY, np.int64)
-
-        def resize() -> Array:
-            kept = min(capacity, self.capacity)
-            numbers[:kept] = self.index.row_of_slot[:kept]
-            return numbers
-
-        return resize

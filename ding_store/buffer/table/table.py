@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
-from typing import Any, Callable, Collection, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Dict, Iterator, List, Mapping, Optional, Tuple, TypeVar
 
 import numpy as np
 
+from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.interrupts import finish
-from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.commits import encode_note
-from ding_store.buffer.table.columns import Columns
-from ding_store.buffer.table.reads import TableReads
-from ding_store.buffer.table.row_choices import as_rows
+from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.durability import Durability
+from ding_store.buffer.table.fork_guard import ForkGuard
+from ding_store.buffer.table.reads import Choose, ConsistentReads
+from ding_store.buffer.table.row_choices import as_rows, by_rows
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.shape import TableShape
-from ding_store.errors import SchemaMismatch
+from ding_store.buffer.table.specs import Columns, ColumnSpec, check_columns, checked_specs
+from ding_store.buffer.table.writes import RowWrites, Writing
 
+T = TypeVar('T')
 #: Receives the slots and the row numbers of rows just before they become live.
 Keep = Callable[[Array, Array], None]
 
 
-class Table(TableReads, TableShape):
+class Table:
     """
     Overview:
         A struct of arrays ``[capacity, *shape]`` that holds the newest rows. Any number of threads may read and write.
         Writers take turns. Readers do not wait for writers. They compare the row numbers before and after a copy, and
         repeat the copy if a writer changed its rows.
+
+        ``index`` knows the rows and their slots, and ``columns`` the values. ``shape`` changes the columns or the
+        capacity. ``table_dir`` is the directory of a table that survives its process.
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element). May be empty, for rows kept elsewhere.
         - capacity (:obj:`int`): The maximum number of rows. The oldest rows are evicted when there are more.
@@ -39,6 +50,108 @@ class Table(TableReads, TableShape):
         - SchemaMismatch: ``columns`` are given, and the table in ``path`` has others.
         - TableLocked, FormatMismatch, CorruptPayload: As in ``TableDirectory``. Nothing was changed.
     """
+
+    def __init__(
+        self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
+    ) -> None:
+        specs, capacity = checked_specs(columns), integer('capacity', capacity, 1)
+        self.write_lock = hold_over_forks(threading.RLock())
+        self._watchers: List[List[Array]] = []
+        table_dir = self.table_dir = None if path is None else TableDirectory(path, capacity, fsync)
+        self.columns = TableColumns(capacity, table_dir)
+        try:
+            if table_dir is None:
+                self.index = RowIndex(capacity)
+            else:
+                self.index = RowIndex(capacity, table_dir.numbers, table_dir.next_row)
+            self._durability = Durability(table_dir, self.index, self.columns)
+            self._durability.open(specs)
+        except BaseException:
+            self.columns.close()
+            if table_dir is not None:
+                table_dir.close()
+            raise
+        self._guard = ForkGuard(self.columns, table_dir, (self.write_lock, self.index.lock))
+        self._reads = ConsistentReads(self.index, self.columns, self.write_lock)
+        parts = self.index, self.columns, self._durability, self._guard
+        self._writes = RowWrites(*parts)
+        self.shape = TableShape(*parts, self._reads, self.write_lock)
+
+    @property
+    def capacity(self) -> int:
+        """The maximum number of rows."""
+        return self.index.capacity
+
+    @property
+    def info(self) -> Any:
+        """JSON that the creator stored about the columns. None for a private table."""
+        return self._durability.info
+
+    @property
+    def committed(self) -> Optional[Dict[str, Any]]:
+        """The note that was committed last."""
+        return self._durability.note
+
+    @property
+    def num_updates(self) -> int:
+        """
+        A counter that grows before existing rows change or move. If it grew since a read, the values read may be
+        outdated.
+        """
+        return self._reads.num_updates
+
+    @property
+    def next_row(self) -> int:
+        """The number of the next row."""
+        return max(self.index.next_row, self.index.promised_row)
+
+    def __len__(self) -> int:
+        return self.index.count
+
+    def contains(self, rows: Array) -> Array:
+        """Return whether each row is in the table, bool."""
+        with self.index.lock:
+            found = self.index.find(as_rows(rows))[1]
+        self.check_unchanged()
+        return found
+
+    def rows_by_age(self) -> Array:
+        """Return the row numbers of all live rows, oldest first."""
+        with self.index.lock:
+            rows = self.index.row_of_slot[self.index.slots_by_age()]
+        self.check_unchanged()
+        return rows
+
+    def gather(self, rows: Array, out: Optional[Mapping[str, Array]] = None) -> Dict[str, Array]:
+        """
+        Overview:
+            Read rows by row number, in the given order. One gather per column, O(len(rows)).
+        Arguments:
+            - rows (:obj:`np.ndarray`): Row numbers ``(B,)``.
+            - out (:obj:`Optional[Mapping]`): Arrays ``(B, *shape)`` to fill. Fresh ones by default.
+        Raises:
+            - RowGone: A row left the table or never existed. The message names the first one.
+        """
+        return self.read(by_rows(rows), lambda slots: self.columns.take(slots, out))[1]
+
+    def read(self, choose: Choose, copy: Callable[[Array], T], is_all: bool = True) -> Tuple[Array, T]:
+        """
+        Overview:
+            Copy rows such that no writer changed them during the copy.
+        Arguments:
+            - choose (:obj:`Callable`): RowIndex -> slots of live rows. Called with the index locked, and again after a
+              race.
+            - copy (:obj:`Callable`): Slots -> the copied values. Called without a lock, unless the copy is small.
+            - is_all (:obj:`bool`): Whether ``copy`` reads at most the columns.
+        Returns:
+            - rows (:obj:`np.ndarray`): Row numbers of the slots.
+            - copied: What the last ``copy`` returned.
+        Raises:
+            - StoreClosed: The rows changed since a fork, see ``check_unchanged``.
+        """
+        if self._guard.owner is not None:
+            return self._guard.unchanged(lambda: self._reads.read(choose, copy, is_all))
+        return self._reads.read(choose, copy, is_all)
 
     def extend(
         self,
@@ -62,11 +175,11 @@ class Table(TableReads, TableShape):
             - SchemaMismatch: A column is missing, unknown, or of another dtype, shape or length. Nothing was added.
             - NotEnoughSpace: The disk is full. Nothing was added.
         """
-        num_rows = self.columns.check(columns, narrowed=narrowed)
+        num_rows = check_columns(self.columns.specs, columns, narrowed=narrowed)
         skipped = max(0, num_rows - self.capacity)
         with self.write_lock:
             self.check_open()
-            columns = self.as_stored(columns, narrowed)
+            columns = self.shape.as_stored(columns, narrowed)
             with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self.columns.store(slots, columns, skipped)
                 if keep is not None:
@@ -81,7 +194,7 @@ class Table(TableReads, TableShape):
             means that nothing was written, the table is unchanged. After any other exception the rows never become
             visible, but the rows evicted for them stay evicted.
         """
-        return Writing(self, num_rows, skipped, note)
+        return self._writes.writing(num_rows, skipped, note)
 
     def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
         """
@@ -92,10 +205,10 @@ class Table(TableReads, TableShape):
             - row (:obj:`int`): The row number.
         """
         with self.write_lock:
-            slots, _ = self._allocate(1, 0)
+            slots, _ = self._writes.allocate(1)
             row = self.index.next_row
             write(int(slots[0]))
-            self._publish(slots, 0)
+            self._writes.publish(slots)
         return slots, row
 
     def update(self, rows: Array, columns: Columns) -> Array:
@@ -108,16 +221,16 @@ class Table(TableReads, TableShape):
             - found (:obj:`np.ndarray`): Whether each row was in the table, bool.
         """
         wanted = as_rows(rows)
-        self.columns.check(columns, len(wanted), partial=True)
+        check_columns(self.columns.specs, columns, len(wanted), partial=True)
         # The index lock is held as well, so that no reader starts in the middle of the update.
         with self.write_lock, self.index.lock:
-            self._num_updates += 1
+            self._reads.repeat()
             for changed in self._watchers:
                 changed.append(wanted)
             slots, found = self.index.find(wanted)
-            held = self.as_stored({name: values[found] for name, values in columns.items()})
+            held = self.shape.as_stored({name: values[found] for name, values in columns.items()})
             if found.any():
-                self._overwrite(wanted[found], slots[found], held)
+                self._writes.overwrite(wanted[found], slots[found], held)
         return found
 
     @contextmanager
@@ -144,92 +257,65 @@ class Table(TableReads, TableShape):
             slots, found = self.index.find(np.unique(as_rows(rows)))
             freed = slots[found]
             if len(freed):
-                self._change()
+                self._guard.announce()
             self.index.remove(freed)
-            self._sync_numbers()
+            self._durability.sync_numbers()
         return freed
 
-    def _allocate(self, num_rows: int, skipped: int) -> Tuple[Array, Array]:
-        self.check_open()
-        with self.index.lock:
-            if self._promised_row > self.index.next_row:
-                self.index.next_row = self._promised_row
-            self.columns.reserve(min(self.capacity, self.index.count + num_rows))
-            if self.index.count + num_rows > self.capacity:
-                self._change()
-            slots, evicted = self.index.allocate(num_rows)
-        if len(evicted):
-            # Sync before the first byte of the rows that replace the evicted ones.
-            self._sync_numbers()
-        return slots, evicted
+    def clear(self) -> None:
+        """Delete all rows. A kill meanwhile deletes all or none. Row numbers are not used again."""
 
-    def _publish(
-        self, slots: Array, skipped: int, note: Optional[Mapping[str, Any]] = None, encoded: Optional[bytes] = None
-    ) -> None:
-        """Make written slots visible as rows. ``TableDirectory`` explains the order of the steps."""
-        self._sync_columns()
-        first = self.index.next_row + skipped
-        try:
-            if self.table_dir is not None:
-                self.table_dir.mark(slots, first)
-            with self.index.lock:
-                self.index.publish(slots, skipped)
-            self._commit_rows(note, encoded)
-        except BaseException:
-            if len(slots) and self.index.row_of_slot[slots[0]] == first:
-                finish(lambda: self._commit_rows(note, encoded))
-            raise
+        def clear() -> None:
+            self._guard.announce()
+            self._durability.clear()
+            self.index.clear()
+            self._durability.sync_numbers()
 
-    def _commit_rows(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
-        self._sync_numbers()
-        # Samplers received the rows when they were published, and may have stored initial values for them.
-        self._sync_kept()
-        self._commit(note, encoded)
+        with self.write_lock, self.index.lock:
+            self.check_open()
+            finish(clear)
 
-    def _overwrite(self, rows: Array, slots: Array, columns: Columns) -> None:
-        """Write to rows in place. If an exception or a kill interrupts the write, it is repeated."""
+    def commit(self, note: Mapping[str, Any]) -> None:
+        """
+        Overview:
+            Set ``committed`` without adding rows.
+        Raises:
+            - SchemaMismatch: The note cannot be encoded as JSON.
+        """
+        encoded = encode_note(note)
+        with self.write_lock:
+            self.check_open()
+            self._durability.commit(note, encoded)
 
-        def write() -> None:
-            self._change()
-            self.columns.overwrite(slots, columns)
+    def check_open(self) -> None:
+        """Check that this process may change the table, see ``ForkGuard.check_open``."""
+        self._guard.check_open()
 
-        self.check_open()
-        if self.table_dir is None:
-            finish(write)
-            return
-        table_dir, record = self.table_dir, [redo_record.encode(rows, columns)]
-        table_dir.redo.reserve(record)
+    def check_unchanged(self) -> None:
+        """Check in a forked process that the rows are those of the fork, see ``ForkGuard.check_unchanged``."""
+        self._guard.check_unchanged()
 
-        def write_on_record() -> None:
-            table_dir.redo.append(record)
-            table_dir.redo.sync()
-            write()
-            self._sync_columns()
-            table_dir.redo.clear()
+    def check(self) -> List[str]:
+        """
+        Overview:
+            Look for inconsistencies. For tests and post-mortems: there are none unless memory or files were damaged.
+        Returns:
+            - findings (:obj:`List[str]`): One sentence per inconsistency.
+        """
+        with self.write_lock, self.index.lock:
+            found = self.index.findings() + self.columns.findings(self.index)
+            return found + self._durability.findings()
 
-        finish(write_on_record)
-
-
-class Writing:
-    """Context manager of ``Table.writing``. A class, because a generator takes a microsecond longer."""
-
-    __slots__ = ('_encoded', '_evicted', '_note', '_num_rows', '_skipped', '_slots', '_table')
-
-    def __init__(self, table: Table, num_rows: int, skipped: int, note: Optional[Mapping[str, Any]]) -> None:
-        self._table, self._num_rows, self._skipped, self._note = table, num_rows, skipped, note
-        self._encoded = None if note is None else encode_note(note)
-
-    def __enter__(self) -> Tuple[Array, Array]:
-        self._slots, self._evicted = self._table._allocate(self._num_rows, self._skipped)
-        first = self._table.index.next_row + self._skipped
-        self._table._promised_row = first + self._num_rows
-        return self._slots, np.arange(first, first + self._num_rows, dtype=np.int64)
-
-    def __exit__(self, kind: Optional[type[BaseException]], error: object, traceback: object) -> None:
-        if kind is None:
-            self._table._publish(self._slots, self._skipped, self._note, self._encoded)
-        elif issubclass(kind, SchemaMismatch):
-            index = self._table.index
-            with index.lock:
-                index.restore(self._slots, self._evicted)
-            self._table._promised_row = index.next_row
+    def close(self) -> None:
+        """Release the files. The table is empty afterwards, but the files in ``path`` keep its rows."""
+        with self.write_lock, self.index.lock:
+            if self.table_dir is None:
+                self.index.clear()
+            else:
+                self._durability.sync_columns()
+                self._guard.announce()  # Other processes may open the files now.
+                self.table_dir.close()
+                self._reads.repeat()
+                # Do not clear the row numbers in place: that would delete all rows on the disk as well.
+                self.index.forget()
+            self.columns.close()
