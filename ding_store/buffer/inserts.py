@@ -47,10 +47,10 @@ class Inserts:
         """Add rows that are columns already."""
         # The table refuses rows without columns later.
         num_rows = len(next(iter(columns.values()), ()))
-        values, keep = self._checked(priority, num_rows)
+        values, keep = (None, None) if priority is None else self._checked(priority, num_rows)
         with self._samples.inserting(num_rows):
             rows = self._elements.extend(columns, schema, commit, keep, meta, narrowed)
-        return self._prioritized(rows, values)
+        return rows if values is None else self._prioritized(rows, values)
 
     def elements(
         self, elements: Sequence[Any], metas: Metas, priority: Optional[Any], commit: Optional[Mapping[str, Any]]

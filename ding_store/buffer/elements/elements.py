@@ -64,11 +64,9 @@ class Elements:
         self, capacity: int, path: Optional[str] = None, fsync: bool = False, begin_episodes: bool = True
     ) -> None:
         self.table = Table({}, capacity, path, fsync)
-        table_dir = self.table.table_dir
+        journal = None if self.table.table_dir is None else self.table.table_dir.metas
         try:
-            self.metas = MetaStore(
-                self.table.index, self.table.write_lock, None if table_dir is None else table_dir.metas
-            )
+            self.metas = MetaStore(self.table.index, self.table.write_lock, journal)
             self.sequences = Sequences(self.table, self.metas)
             self.metas.restore()
             self.current = CurrentStore(self.table, self.sequences)
@@ -201,15 +199,16 @@ class Elements:
         """Add rows that are columns already, of the given schema or the table's, see ``StoreBuffer.extend``."""
         with self.table.write_lock:
             self.table.check_open()
-            schema = schema or self.schema or schema_of(widened_columns(columns, narrowed))
-            if self.store.takes_any:
+            store = self.current.store
+            schema = schema or store.schema or schema_of(widened_columns(columns, narrowed))
+            if store.takes_any:
                 elements = schema.decode(widened_columns(columns, narrowed))
                 return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
-            if schema is not self.schema and schema != self.schema:
-                if self.schema is None or not len(self.table):
+            if schema is not store.schema and schema != store.schema:
+                if store.schema is None or not len(self.table):
                     self.current.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:
-                    self.current.widen(self.store.merged(schema))
+                    self.current.widen(store.merged(schema))
                 columns = as_wide(columns, self.table.columns.specs, schema)
             columns = complete(columns, self.table.columns.specs)
             if meta is not None:
