@@ -119,7 +119,7 @@ class SaveWriter:
     def _begin(self, start: int) -> None:
         schema, objects = self._elements.schema, self._elements.objects
         is_packed = isinstance(objects, PackedColumn)
-        columns = [] if schema is None else self._table.columns.stored()
+        columns = [] if schema is None else self._table.columns.stored_columns()
         header = {
             'version': VERSION,
             'schema': None if schema is None else schema.to_json(),
