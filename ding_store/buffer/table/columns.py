@@ -142,7 +142,7 @@ class TableColumns:
     ) -> Columns:
         """
         Overview:
-            Return columns in the form in which they are stored, see ``Table.as_stored``.
+            Return columns in the form in which they are stored, see ``TableShape.as_stored``.
         Arguments:
             - replace (:obj:`Callable`): Receives the name of a column whose form cannot hold a new value. It must
               replace the column by one that can.
