@@ -44,7 +44,7 @@ class Column:
 
     @property
     def address(self) -> Optional[int]:
-        """Where the stored rows begin, for compiled copies. None if they do not follow each other."""
+        """The memory address of the stored rows, for compiled copies. None if they do not follow each other."""
         return self.stored.ctypes.data if self.stored.flags.c_contiguous else None
 
     def read(self, slots: Array) -> Array:
