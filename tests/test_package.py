@@ -303,6 +303,14 @@ def test_environment_is_touched_only_by_these_modules():
     assert touch == {'environment.py', *TOUCH_VARIABLES}
 
 
+def test_stored_arrays_of_columns_are_read_only_by_their_encodings():
+    attributes = {
+        str(path.relative_to(PACKAGE)): {node.attr for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute)}
+        for path in sources()
+    }
+    assert {file for file, names in attributes.items() if 'stored' in names} == {'buffer/table/encodings.py'}
+
+
 def calls_in(path: Path, name: str) -> int:
     calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
     return sum(ast.unparse(call.func).split('.')[-1] == name for call in calls)

@@ -127,7 +127,7 @@ def read(path: Path) -> List[tuple]:
 CHANGES = {
     'pack': (2, lambda buffer, directory: buffer.push(steps(5, 3), {'i': 5}), 6, 'elements/packet_file.py'),
     'load': (2, lambda buffer, directory: buffer.load_data(str(directory / 'save')), 5, 'saving/loads.py'),
-    'clear': (3, lambda buffer, directory: buffer.clear(), 0, 'table/shape.py'),
+    'clear': (3, lambda buffer, directory: buffer.clear(), 0, 'table/table.py'),
 }
 
 

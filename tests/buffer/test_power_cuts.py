@@ -547,7 +547,7 @@ class NamesColumnsFirst(Durability):
 
     def describe(self, info: Any) -> None:
         assert self._table_dir is not None
-        self._table_dir.describe(self._columns.stored(), info)
+        self._table_dir.describe(self._columns.stored_columns(), info)
         super().describe(info)
 
 

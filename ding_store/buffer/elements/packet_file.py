@@ -13,8 +13,9 @@ from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.extents import Extents
 from ding_store.buffer.elements.packets import Packet, Place
+from ding_store.buffer.persistence.directory_files import check_size
 from ding_store.buffer.persistence.journal import reserve, write_at
-from ding_store.buffer.persistence.table_directory import TableDirectory, check_size
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.buffer.table.table import Table

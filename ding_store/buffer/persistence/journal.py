@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import struct
 import zlib
@@ -256,6 +257,18 @@ class Journal:
 
 def _block(records: Iterable[bytes]) -> bytes:
     return b''.join(_HEAD.pack(len(record), zlib.crc32(record)) + record for record in records)
+
+
+def map_file(path: str, num_bytes: int) -> mmap.mmap:
+    """
+    Map a file with at least ``num_bytes``, and reserve its space. On a full disk a write to a hole would raise SIGBUS.
+    """
+    descriptor = private_files.opener(path, os.O_RDWR | os.O_CREAT)
+    try:
+        reserve(descriptor, path, 0, num_bytes)
+        return mmap.mmap(descriptor, num_bytes)
+    finally:
+        os.close(descriptor)
 
 
 def reserve(descriptor: int, path: str, start: int, num_bytes: int) -> None:

@@ -56,40 +56,26 @@ disk with the next push. ``tests/disk.py`` models a disk that loses its power.
 
 from __future__ import annotations
 
-import logging
-import mmap
-import os
-import re
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
-import numpy as np
-
-from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import FILE_BYTES, CommitFile, CommitRecord
-from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, reserve
-from ding_store.buffer.persistence.row_checksums import RowChecksums
+from ding_store.buffer.persistence.directory_files import DirectoryFiles
+from ding_store.buffer.persistence.journal import MIN_BYTES, Journal, map_file
+from ding_store.buffer.persistence.kept_state import KeptState
+from ding_store.buffer.persistence.row_numbers import RowNumbers
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.persistence.table_header import (
-    COLUMN_FILE,
     StoredColumn,
     TableHeader,
     prepare_header,
     read_header,
     write_header,
 )
-from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, StoreClosed, TableLocked
-from ding_store.power_cuts import sync_directory, sync_file, sync_path
-from ding_store.storage.shared_memory.mapped_files import OwnerLock, claim
-
-logger = logging.getLogger(__name__)
-
-_OURS = ('rows', 'marks', 'commit', 'metas', 'redo', 'packed')
-_TEMPORARY = re.compile(r'(header|metas)(\.\d+)?\.new')
-_OF_GENERATION = re.compile(r'(?:rows|marks|metas|[\w-]+\.values)(?:\.(\d+))?')
+from ding_store.errors import CorruptPayload, FormatMismatch, StoreClosed
 
 
 class TableDirectory:
@@ -108,34 +94,39 @@ class TableDirectory:
     """
 
     def __init__(self, path: str, capacity: int, fsync: bool = False) -> None:
-        self.path = private_files.directory(path)
-        self.fsync = fsync
-        self._values: Dict[str, SlotValues] = {}
-        self._records: Dict[str, CommitRecord] = {}
-        #: Damage found since the directory was opened.
-        self._damage: List[str] = []
-        _refuse_foreign(self.path)
-        self._claim = _claim(self.path)
+        self._files = DirectoryFiles(path, fsync)
+        self.path, self.fsync = self._files.path, fsync
+        lock = self._claim = self._files.claim()
+        # Not ``is_open`` of this object: a cycle of references would keep a dropped table open.
+        self._kept = KeptState(self._files, lambda: lock.descriptor >= 0, fsync)
         with ExitStack() as undo:
             undo.callback(self._claim.close)
             header = read_header(self.file('header'))
             if header is None:
-                _refuse_columns(self.path)
+                self._files.refuse_columns()
                 header = self._begin(capacity)
-            self.header = header
-            self._check(capacity)
-            self._numbers_region = _map(self._current('rows'), 8 * capacity)
-            self._commits = CommitFile(_map(self.file('commit'), FILE_BYTES), self.file('commit'), fsync)
-            self.numbers: Array = np.frombuffer(self._numbers_region, np.int64)[:capacity]
-            self._marks = RowChecksums(_map(self._current('marks'), 8 * capacity), capacity)
+            self._files.header = header
+            self._files.check(header, capacity)
+            self._rows = RowNumbers(self._current('rows'), self._current('marks'), capacity, fsync)
+            self._commits = CommitFile(map_file(self.file('commit'), FILE_BYTES), self.file('commit'), fsync)
             self.metas = Journal(self._current('metas'), fsync)
             undo.callback(self.metas.close)
             self.redo = Journal(self.file('redo'), fsync)
             undo.callback(self.redo.close)
             self._recover()
             if fsync:
-                self._sync_all()
+                self._files.sync_all()
             undo.pop_all()
+
+    @property
+    def header(self) -> TableHeader:
+        """The header as it is on the disk."""
+        return self._files.header
+
+    @property
+    def numbers(self) -> Array:
+        """The row numbers by slot."""
+        return self._rows.numbers
 
     @property
     def next_row(self) -> int:
@@ -156,14 +147,11 @@ class TableDirectory:
         return self._commits.note
 
     def file(self, name: str) -> str:
-        return os.path.join(self.path, name)
+        return self._files.file(name)
 
     def new_column_file(self, taken: List[str]) -> str:
         """Return a name that no file has."""
-        number = 0
-        while f'{number:03d}.column' in taken or os.path.exists(self.file(f'{number:03d}.column')):
-            number += 1
-        return f'{number:03d}.column'
+        return self._files.new_column_file(taken)
 
     def is_open(self) -> bool:
         """Return False in a forked child and after ``close``, where writes would damage the table."""
@@ -187,15 +175,7 @@ class TableDirectory:
         Store the checksums of rows that are about to be in these slots, numbered from ``first_row``. With ``fsync``
         they are then on the disk.
         """
-        self._marks.put_run(slots, first_row)
-        if self.fsync:
-            # After a power cut an old checksum with a new row number would look like a damaged row number.
-            self._marks.sync()
-
-    def report(self, finding: str) -> None:
-        """Log damage that makes some values unknown. ``findings`` returns it while the directory is open."""
-        self._damage.append(finding)
-        logger.warning('%s. The table continues without it.', finding)
+        self._rows.mark(slots, first_row)
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         self._commits.commit(next_row, note)
@@ -204,37 +184,23 @@ class TableDirectory:
 
     def values(self, name: str) -> SlotValues:
         """Return the file of values by row with this name."""
-        if name not in self._values:
-            path = self._current(f'{name}.values')
-            self._values[name] = SlotValues(path, self.header.capacity, self.is_open, self.report)
-            self._sync_names()
-        return self._values[name]
+        return self._kept.values(name)
 
     def record(self, name: str, of_rows: bool = True) -> CommitRecord:
         """Return the record with this name. With ``of_rows`` its value becomes invalid when all rows are replaced."""
-        if name not in self._records:
-            path = self.file(f'{name}.record')
-            generation = (lambda: self.generation) if of_rows else (lambda: 0)
-            self._records[name] = CommitRecord(_map(path, FILE_BYTES), path, self.is_open, generation, self.fsync)
-            self._sync_names()
-        return self._records[name]
+        return self._kept.record(name, of_rows)
 
     def remove_record(self, name: str) -> None:
         """Remove the record with this name, if there is one."""
-        self._records.pop(name, None)
-        with suppress(FileNotFoundError):
-            os.unlink(self.file(f'{name}.record'))
+        self._kept.remove_record(name)
 
     def sync_kept(self) -> None:
         """Write the state of samplers to the disk."""
-        for values in self._values.values():
-            values.sync()
-        for record in self._records.values():
-            record.sync()
+        self._kept.sync()
 
     def sync_numbers(self) -> None:
         if self.fsync:
-            self._numbers_region.flush()
+            self._rows.flush()
 
     def describe(self, columns: List[StoredColumn], info: Any) -> None:
         """Store these columns and the information of the table's owner. Then remove all files that no header names."""
@@ -252,8 +218,8 @@ class TableDirectory:
 
         def describe() -> None:
             commit()
-            self.header = header
-            self._remove_orphans()
+            self._files.header = header
+            self._files.remove_orphans(header)
 
         return describe
 
@@ -276,34 +242,25 @@ class TableDirectory:
         generation, capacity = self.generation + 1, self.header.capacity
         header = TableHeader(capacity, columns, info, generation, next_row, num_skipped)
         with ExitStack() as undo:
-            undo.callback(self._remove_other_generations)
-            numbers = _new_numbers(self._current('rows', generation), capacity)
-            np.frombuffer(numbers, np.int64)[: len(rows)] = rows
-            marks = _new_marks(self._current('marks', generation), capacity)
-            marks.put(np.arange(len(rows)), rows)
+            undo.callback(lambda: self._files.remove_other_generations(self.generation))
+            paths = self._current('rows', generation), self._current('marks', generation)
+            numbers = RowNumbers.create(*paths, capacity, self.fsync)
+            numbers.fill(rows)
             journal = self.metas.prepare(metas, self._current('metas', generation))
             undo.callback(journal.close)
-            values = {
-                name: self.values(name).successor(self._current(f'{name}.values', generation))
-                for name in self._value_files()
-            }
+            replace_values = self._kept.replacing(generation)
             if self.fsync:
-                numbers.flush()
-                marks.sync()
-                for each in values.values():
-                    each.sync()
+                numbers.sync()
             commit = prepare_header(self.file('header'), header, self.fsync)
             undo.pop_all()
 
         def replace_all() -> None:
             commit()
-            self.header = header
-            self._numbers_region, self.numbers = numbers, np.frombuffer(numbers, np.int64)[:capacity]
-            self._marks = marks
+            self._files.header = header
+            self._rows = numbers
             self.metas.move_to(journal)
-            for name, each in values.items():
-                self._values[name].become(each)
-            self._remove_orphans()
+            replace_values()
+            self._files.remove_orphans(header)
 
         return replace_all
 
@@ -317,34 +274,24 @@ class TableDirectory:
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
-        old = self.header.capacity
-        for name in self._value_files():
-            self.values(name).grow(capacity)
-        region, marks = self._numbers_region, self._marks
-        if capacity > old:
-            region = _map(self._current('rows'), 8 * capacity)
-            marks = RowChecksums(_map(self._current('marks'), 8 * capacity), capacity)
-        numbers: Array = np.frombuffer(region, np.int64)[:capacity]
-        numbers[old:] = EMPTY
+        self._kept.grow(capacity)
+        rows = self._rows.resized(capacity)
         if self.fsync:
-            region.flush()
+            rows.flush()
         header = replace(self.header, capacity=capacity)
         commit = prepare_header(self.file('header'), header, self.fsync)
 
         def resize() -> Array:
             commit()
-            self.header, self._numbers_region, self.numbers, self._marks = header, region, numbers, marks
-            return numbers
+            self._files.header, self._rows = header, rows
+            return rows.numbers
 
         return resize
 
     def move_values(self, source: Array, target: Array) -> None:
         """Copy checksums and values of rows to the slots to which the rows are about to move."""
-        self._marks.put(target, self.numbers[source])
-        if self.fsync:
-            self._marks.sync()
-        for name in self._value_files():
-            self.values(name).move(source, target)
+        self._rows.mark_moved(source, target)
+        self._kept.move(source, target)
 
     def findings(self, next_row: int, numbers: Array, columns: List[StoredColumn]) -> List[str]:
         """Return the differences between the files and the table in memory."""
@@ -363,13 +310,11 @@ class TableDirectory:
         }
         found = [what for what, holds in checks.items() if not holds]
         if self.is_open():
-            found += self._marks.findings(numbers)
-            files = [self._commits.findings, self.metas.findings, self.redo.findings]
-            files += [values.findings for values in self._values.values()]
-            files += [record.findings for record in self._records.values()]
+            found += self._rows.findings()
+            files = [self._commits.findings, self.metas.findings, self.redo.findings, self._kept.findings]
             for findings in files:
                 found += findings()
-        return self._damage + found
+        return self._kept.damage + found
 
     def clear(self) -> None:
         """
@@ -388,163 +333,41 @@ class TableDirectory:
             self.metas.close()
             self.redo.close()
             if self.fsync:
-                self._numbers_region.flush()
+                self._rows.flush()
                 self.sync_kept()
             self._claim.close()
 
     def _replace(self, header: TableHeader) -> None:
         write_header(self.file('header'), header, self.fsync)
-        self.header = header
+        self._files.header = header
 
     def _begin(self, capacity: int) -> TableHeader:
         """Create all files. The header is last, because it makes the directory a table."""
-        self.header = TableHeader(capacity)
-        self._remove_orphans()
-        for name in os.listdir(self.path):
-            if name in _OURS or name.endswith(('.values', '.record')):
-                os.unlink(self.file(name))
-        numbers = _new_numbers(self.file('rows'), capacity)
-        marks = _new_marks(self.file('marks'), capacity)
+        self._files.header = TableHeader(capacity)
+        self._files.remove_orphans(self.header)
+        self._files.remove_all()
+        numbers = RowNumbers.create(self.file('rows'), self.file('marks'), capacity, self.fsync)
         metas = Journal(self.file('metas'), self.fsync)
         metas.sync()
         metas.close()
-        commits = _map(self.file('commit'), FILE_BYTES)
+        commits = map_file(self.file('commit'), FILE_BYTES)
         CommitFile.begin(commits)
         if self.fsync:
-            numbers.flush()
-            marks.sync()
+            numbers.sync()
             commits.flush()
         self._replace(self.header)
         return self.header
-
-    def _check(self, capacity: int) -> None:
-        """Check all that can be checked without changing a file."""
-        if self.header.capacity != capacity:
-            raise ConfigError(
-                f'{self.path!r} holds a table of capacity {self.header.capacity}, not {capacity}. Open it with that '
-                'size and call resize(), or name another directory.'
-            )
-        needed = {os.path.basename(self._current('rows')): 8 * capacity, 'commit': FILE_BYTES}
-        needed[os.path.basename(self._current('marks'))] = 8 * capacity
-        needed[os.path.basename(self._current('metas'))] = MIN_BYTES
-        for column in self.header.columns:
-            row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
-            needed.update({column.file: row_bytes * capacity} if row_bytes else {})
-        for name, num_bytes in needed.items():
-            check_size(self.file(name), num_bytes)
 
     def _recover(self) -> None:
         """
         Complete what a kill interrupted. It may be killed at any point and repeated. Damage is refused before the first
         change.
         """
-        repaired = self._marks.repaired(self.numbers, self.header.first_row, self.next_row, self._current('rows'))
+        repaired = self._rows.repaired(self.header.first_row, self.next_row)
         self._commits.repair()
-        self._remove_orphans()
-        numbers, live = self.numbers, np.flatnonzero(repaired != EMPTY)
-        changed = np.flatnonzero(numbers != repaired)
-        numbers[changed] = repaired[changed]
-        self._marks.put(live, numbers[live])
-        # A row in two slots was copied from one to the other. The first slot is the copy, and stays.
-        first = np.unique(numbers[live], return_index=True)[1]
-        numbers[np.delete(live, first)] = EMPTY
+        self._files.remove_orphans(self.header)
+        self._rows.restore(repaired)
 
     def _current(self, name: str, generation: Optional[int] = None) -> str:
-        """Return the path of a file with data by row number. Each generation has its own file."""
-        generation = self.generation if generation is None else generation
-        return self.file(f'{name}.{generation}' if generation else name)
-
-    def _sync_all(self) -> None:
-        """Sync all files and names. An earlier process may have written without a sync."""
-        with os.scandir(self.path) as entries:
-            for entry in entries:
-                if entry.is_file(follow_symlinks=False):
-                    sync_file(entry.path)
-        sync_path(self.path)
-
-    def _sync_names(self) -> None:
-        if self.fsync:
-            sync_directory(self.path)
-
-    def _value_files(self) -> List[str]:
-        end = os.path.basename(self._current('.values'))
-        return [name[: -len(end)] for name in os.listdir(self.path) if name.endswith(end)]
-
-    def _remove_orphans(self) -> None:
-        named = {column.file for column in self.header.columns}
-        for name in os.listdir(self.path):
-            if _TEMPORARY.fullmatch(name) or (COLUMN_FILE.fullmatch(name) and name not in named):
-                os.unlink(self.file(name))
-        self._remove_other_generations()
-
-    def _remove_other_generations(self) -> None:
-        for name in os.listdir(self.path):
-            found = _OF_GENERATION.fullmatch(name)
-            if found is not None and int(found[1] or 0) != self.generation:
-                os.unlink(self.file(name))
-
-
-def check_size(path: str, num_bytes: int) -> None:
-    """
-    Overview:
-        Check that a file has at least ``num_bytes`` bytes.
-    Raises:
-        - CorruptPayload: The file is missing, or too short.
-    """
-    there = os.path.getsize(path) if os.path.exists(path) else -1
-    if there < num_bytes:
-        found = 'is missing' if there < 0 else f'has {there} bytes'
-        raise CorruptPayload(f'{path!r} {found}, but {num_bytes} bytes are needed. Restore the directory from a copy.')
-
-
-def _refuse_foreign(directory: str) -> None:
-    names = os.listdir(directory)
-    theirs = sorted(name for name in names if name in (*_OURS, 'header') or COLUMN_FILE.fullmatch(name))
-    if theirs and 'lock' not in names:
-        raise ConfigError(f'{directory!r} is not the directory of a table, but has files {theirs}. Name another one.')
-    for name in names:
-        # Each file is checked again when it is opened. This check comes before any change.
-        if name in theirs or name.endswith(('.values', '.record')):
-            private_files.check_file(os.path.join(directory, name))
-
-
-def _refuse_columns(directory: str) -> None:
-    """Refuse column files without a header. A new table writes its header first, so the header was lost."""
-    columns = sorted(name for name in os.listdir(directory) if COLUMN_FILE.fullmatch(name))
-    if columns:
-        raise CorruptPayload(
-            f'{os.path.join(directory, "header")!r} is missing, but there are columns {columns}: the table cannot be '
-            'read without it. Restore it, or remove the directory to start again.'
-        )
-
-
-def _claim(directory: str) -> OwnerLock:
-    path = os.path.join(directory, 'lock')
-    private_files.touch(path)
-    held = claim(path)
-    if held is None:
-        raise TableLocked(f'the table in {directory!r} is open already, in this process or another. Close it there.')
-    return held
-
-
-def _new_numbers(path: str, capacity: int) -> mmap.mmap:
-    """Create the file of row numbers, with all slots free."""
-    region = _map(path, 8 * capacity)
-    np.frombuffer(region, np.int64)[:] = EMPTY
-    return region
-
-
-def _new_marks(path: str, capacity: int) -> RowChecksums:
-    return RowChecksums(_map(path, 8 * capacity), capacity)
-
-
-def _map(path: str, num_bytes: int) -> mmap.mmap:
-    """
-    Map a file with at least ``num_bytes``, and reserve its space. On a full disk a write to a hole would raise SIGBUS.
-    """
-    descriptor = private_files.opener(path, os.O_RDWR | os.O_CREAT)
-    try:
-        reserve(descriptor, path, 0, num_bytes)
-        return mmap.mmap(descriptor, num_bytes)
-    finally:
-        os.close(descriptor)
+        """Return the path of a file with data by row number."""
+        return self._files.of_generation(name, self.generation if generation is None else generation)

@@ -116,7 +116,7 @@ class SaveWriter:
 
     def _begin(self, start: int) -> None:
         store = self._elements.store
-        schema, columns = store.schema, [] if store.schema is None else self._table.columns.stored()
+        schema, columns = store.schema, [] if store.schema is None else self._table.columns.stored_columns()
         self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
         header = {
             'version': VERSION,

@@ -35,11 +35,6 @@ class AgeLog:
     def clear(self) -> None:
         self.head = self.tail = 0
 
-    def make_room(self, num_rows: int) -> None:
-        """Make room for so many more entries. The caller writes them at ``tail``."""
-        if self.tail + num_rows > len(self.rows):
-            self.pack()
-
     def by_age(self, count: int) -> Array:
         """Return the slots of all ``count`` live rows as a view, oldest first. O(1) without deletes."""
         if self.tail - self.head != count:

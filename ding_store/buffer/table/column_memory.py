@@ -6,7 +6,7 @@ import mmap
 import os
 from contextlib import nullcontext
 from math import prod
-from typing import Callable, ContextManager, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Callable, ContextManager, Dict, Iterable, List, Mapping, Optional
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import StoredColumn
-from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_files import ColumnFile, ColumnFiles
 from ding_store.buffer.table.disk_reads import LARGE_ROW_BYTES, DiskReads
 from ding_store.buffer.table.page_touching import Toucher
@@ -47,22 +46,13 @@ class ColumnMemory:
         self._files = ColumnFiles(table_dir, None if table_dir is None else table_dir.path)
         #: By the name of the column. Columns in memory and columns without bytes have none.
         self._file_of: Dict[str, ColumnFile] = {}
-        self._disk_reads = DiskReads(self._file_of)
+        self.disk_reads = DiskReads(self._file_of)
         self.columns: Dict[str, Array] = {}
         self._num_reserved = 0
         #: Number of slots that the last ``reserve`` requested.
         self._num_asked = 0
         # No touching ahead in a table directory: every touched page would be written to the disk by the next sync.
         self._toucher = Toucher() if table_dir is None else None
-
-    @property
-    def sources(self) -> Tuple[Dict[str, Array], Mapping[str, ColdColumn]]:
-        """
-        ``columns``, and large columns by name that must be read through direct reads at present. This is so if recent
-        reads found pages missing and the table is larger than memory.
-        """
-        columns = self._columns
-        return columns, self._disk_reads.cold(columns)
 
     @property
     def columns(self) -> Dict[str, Array]:
@@ -72,7 +62,7 @@ class ColumnMemory:
     @columns.setter
     def columns(self, columns: Dict[str, Array]) -> None:
         self._columns = columns
-        self._disk_reads.forget()
+        self.disk_reads.forget()
         self.row_bytes = sum(column.itemsize * prod(column.shape[1:]) for column in columns.values())
 
     def add(self, specs: Mapping[str, ColumnSpec], num_used: int = 0) -> None:
@@ -135,7 +125,7 @@ class ColumnMemory:
         self._num_reserved = num_used
         self.columns = opened
 
-    def stored(self) -> List[StoredColumn]:
+    def stored_columns(self) -> List[StoredColumn]:
         """Return the columns in the form of a directory's header."""
         return [
             StoredColumn(
@@ -224,11 +214,11 @@ class ColumnMemory:
         for file in self._file_of.values():
             os.fdatasync(file.fd)
 
-    def reading(self, slots: Array) -> ContextManager[None]:
-        """Return a context for a copy of these slots, see ``DiskReads``."""
+    def reading(self, columns: Mapping[str, Array], slots: Array) -> ContextManager[None]:
+        """Return a context for a copy of these slots of columns that a reader holds, see ``DiskReads``."""
         if self.row_bytes < LARGE_ROW_BYTES or self._files.directory is None:
             return _NOT_WATCHED
-        return self._disk_reads.watched(self.columns, slots)
+        return self.disk_reads.watched(columns, slots)
 
     def reserve(self, num_rows: int) -> None:
         """

@@ -38,15 +38,16 @@ _MAX_RUNS = 4
 
 
 class _Layout:
-    """The columns at one time."""
+    """The columns at one time. Readers must not combine the arrays of one time with the names of another."""
 
-    __slots__ = ('arrays', 'columns', 'narrow', 'names', 'specs')
+    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'row_bytes', 'specs')
 
-    def __init__(self, arrays: Mapping[str, Array], names: FrozenSet[str]) -> None:
-        self.arrays, self.names = arrays, names
-        self.columns = {name: _column(array, name in names) for name, array in arrays.items()}
+    def __init__(self, memory: ColumnMemory, narrow_names: Collection[str]) -> None:
+        self.memory, self.arrays, self.narrow_names = memory, memory.columns, narrow_names
+        self.columns = {name: _column(array, name in narrow_names) for name, array in self.arrays.items()}
         self.specs: Dict[str, ColumnSpec] = {name: (each.dtype, each.shape) for name, each in self.columns.items()}
         self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
+        self.row_bytes = sum(column.row_bytes for column in self.columns.values())
 
 
 class TableColumns:
@@ -62,10 +63,7 @@ class TableColumns:
 
     def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
         self._table_dir = table_dir
-        # The arrays, and names of columns whose bytes stand for float32. Replaced as a whole: a reader must not combine
-        # the arrays of one time with the names of another.
-        self._held: Tuple[ColumnMemory, FrozenSet[str]] = ColumnMemory(capacity, table_dir), frozenset()
-        self._layout = _Layout({}, frozenset())
+        self._layout = _Layout(ColumnMemory(capacity, table_dir), ())
         #: Slots from this one on were never written.
         self.num_used = 0
         #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
@@ -74,50 +72,46 @@ class TableColumns:
     @property
     def specs(self) -> Dict[str, ColumnSpec]:
         """Name -> (dtype, shape of one value). Do not modify it."""
-        return self._present().specs
+        return self._layout.specs
 
     @property
     def current(self) -> Mapping[str, Column]:
         """The columns by name. There is a new object whenever a column is replaced."""
-        return self._present().columns
+        return self._layout.columns
 
     @property
     def sources(self) -> Tuple[Mapping[str, Column], Mapping[str, ColdColumn]]:
-        """``current``, and those columns that must be read from the disk at present, see ``ColumnMemory.sources``."""
-        memory, names = self._held
-        arrays, cold = memory.sources
+        """``current``, and those columns that must be read from the disk at present, see ``DiskReads``."""
         layout = self._layout
-        if layout.arrays is not arrays or layout.names is not names:
-            layout = self._layout = _Layout(arrays, names)
-        return layout.columns, cold
+        return layout.columns, layout.memory.disk_reads.cold(layout.arrays)
 
     @property
     def narrow(self) -> FrozenSet[str]:
         """Names of float32 columns that are stored as bytes, see ``narrowing``."""
-        return self._present().narrow
+        return self._layout.narrow
 
     @property
     def row_bytes(self) -> int:
         """Stored bytes of one row."""
-        return self._held[0].row_bytes
+        return self._layout.row_bytes
 
     @property
     def has_files(self) -> bool:
         """True if forked processes share the contents of the columns."""
-        return self._held[0].has_files
+        return self._layout.memory.has_files
 
     @property
     def _memory(self) -> ColumnMemory:
-        return self._held[0]
+        return self._layout.memory
 
     def __contains__(self, name: str) -> bool:
         return name in self._memory.columns
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._memory.columns)
+        return iter(self._layout.columns)
 
     def __len__(self) -> int:
-        return len(self._memory.columns)
+        return len(self._layout.columns)
 
     def get(self, name: str) -> Optional[Column]:
         """Return a column, or None if there is none of this name."""
@@ -140,14 +134,15 @@ class TableColumns:
 
     def reading(self, slots: Array) -> ContextManager[None]:
         """Return a context for a copy of these slots, see ``ColumnMemory.reading``."""
-        return self._memory.reading(slots)
+        layout = self._layout
+        return layout.memory.reading(layout.arrays, slots)
 
     def as_stored(
         self, columns: Mapping[str, Any], narrowed: Collection[str], replace: Callable[[str], None]
     ) -> Columns:
         """
         Overview:
-            Return columns in the form in which they are stored, see ``Table.as_stored``.
+            Return columns in the form in which they are stored, see ``TableShape.as_stored``.
         Arguments:
             - replace (:obj:`Callable`): Receives the name of a column whose form cannot hold a new value. It must
               replace the column by one that can.
@@ -168,7 +163,7 @@ class TableColumns:
     def store(self, slots: Array, columns: Columns, skipped: int = 0) -> None:
         """Fill slots with columns from ``as_stored``, without their first ``skipped`` rows."""
         runs = _runs(slots)
-        for name, column in self._memory.columns.items():
+        for name, column in self._layout.arrays.items():
             values = columns[name][skipped:] if skipped else columns[name]
             if len(runs) > _MAX_RUNS:
                 column[slots] = values
@@ -187,11 +182,11 @@ class TableColumns:
         Raises:
             - SchemaMismatch: An element has another schema. The slots may have changed.
         """
-        schema.encode_into(self._memory.columns, int(slots[0]) if is_run(slots) else slots, elements)
+        schema.encode_into(self._layout.arrays, int(slots[0]) if is_run(slots) else slots, elements)
 
     def overwrite(self, slots: Array, columns: Columns) -> None:
         """Replace the values of some columns, which come from ``as_stored``. May be repeated after an interruption."""
-        arrays = self._memory.columns
+        arrays = self._layout.arrays
         for name, values in columns.items():
             if name in self.num_changes and (arrays[name][slots] != values).any():
                 self.num_changes[name] += 1
@@ -208,37 +203,37 @@ class TableColumns:
         names = [name for name in self.narrow.intersection(columns) if columns[name].dtype == np.uint8]
         stored = self.as_stored(columns, names, lambda name: finish(self.replacing(name, self.specs[name], start)))
         for name, values in stored.items():
-            self._memory.columns[name][start : start + len(values)] = values
+            self._layout.arrays[name][start : start + len(values)] = values
 
     def fill_value(self, name: str, value: Any) -> None:
         """Set all used slots of a new column to one value."""
-        self._memory.columns[name][: self.num_used] = value
+        self._layout.arrays[name][: self.num_used] = value
 
     def add(self, specs: Mapping[str, ColumnSpec], narrow: Collection[str] = ()) -> None:
         """
         Overview:
-            Add columns of zeros. Those in ``narrow`` are stored as bytes. If one cannot be added, none is.
+            Add columns of zeros. Those in ``narrow`` are stored as bytes. If one cannot be added, none is. It may be
+            called again with the others, if an exception interrupted it.
         Raises:
             - NotEnoughSpace: There is no space for the used rows of these columns.
         """
-        memory, names = self._held
-        self._held = memory, names.union(narrow) if narrow else names
-        memory.add(stored_specs(specs, narrow), self.num_used)
+        self._memory.add(stored_specs(specs, narrow), self.num_used)
+        self._refresh({*self._layout.narrow_names, *narrow})
 
     def take_back(self, names: Iterable[str]) -> None:
         """Undo ``add``: remove these columns and their files."""
         self._memory.take_back(names)
-        self._present()
+        self._refresh()
 
     def open(self, columns: List[StoredColumn], num_used: int) -> None:
         """Map the columns of an existing directory, see ``ColumnMemory.open``."""
-        self._held = self._memory, frozenset(column.name for column in columns if column.encoding)
         self._memory.open(columns, num_used)
+        self._refresh({column.name for column in columns if column.encoding})
         self.num_used = num_used
 
-    def stored(self) -> List[StoredColumn]:
+    def stored_columns(self) -> List[StoredColumn]:
         """Return the columns in the form of a directory's header."""
-        columns = self._memory.stored()
+        columns = self._memory.stored_columns()
         for column in columns:
             column.encoding = self.current[column.name].encoding
         return columns
@@ -258,7 +253,7 @@ class TableColumns:
 
         def replace() -> None:
             replace_array()
-            self._present()
+            self._refresh()
 
         return replace
 
@@ -268,11 +263,10 @@ class TableColumns:
 
     def becoming(self, others: TableColumns) -> Callable[[], None]:
         """Return a function that replaces all columns by others, and closes the old. It may be called again."""
-        former, _ = self._held
+        former = self._memory
 
         def become() -> None:
-            self._held, self.num_used = others._held, others.num_used
-            self._present()
+            self._layout, self.num_used = others._layout, others.num_used
             former.close()
 
         return become
@@ -284,8 +278,8 @@ class TableColumns:
         Raises:
             - NotEnoughSpace: The disk is full. Nothing was written.
         """
-        num_used = max(self.num_used, num_rows)
-        self._memory.reserve(num_used)
+        num_used = num_rows if num_rows > self.num_used else self.num_used
+        self._layout.memory.reserve(num_used)
         self.num_used = num_used
 
     def move(self, source: Array, target: Array) -> None:
@@ -299,6 +293,7 @@ class TableColumns:
         def resize() -> None:
             self.num_used = min(self.num_used, capacity)
             resize_arrays(self.num_used)
+            self._refresh()
 
         return resize
 
@@ -309,27 +304,26 @@ class TableColumns:
     def close(self) -> None:
         """Close the files. Readers that hold columns can continue to read them."""
         self._memory.close()
-        self._present()
+        self._refresh()
 
     def discard(self) -> None:
         """Delete columns and files that no header names yet."""
         self._memory.discard()
+        self._refresh()
 
     def findings(self, index: RowIndex) -> List[str]:
         """Return all inconsistencies between the columns and the rows. The index is locked."""
         found = []
         if index.count and int(index.live_slots.max()) >= self.num_used:
             found.append(f'a row is in a slot beyond {self.num_used}, the last that was written')
-        if any(len(array) != index.capacity for array in self._memory.columns.values()):
+        if any(len(array) != index.capacity for array in self._layout.arrays.values()):
             found.append(f'a column does not have {index.capacity} slots')
         return found
 
-    def _present(self) -> _Layout:
-        memory, names = self._held
-        layout, arrays = self._layout, memory.columns
-        if layout.arrays is not arrays or layout.names is not names:
-            layout = self._layout = _Layout(arrays, names)
-        return layout
+    def _refresh(self, narrow_names: Optional[Collection[str]] = None) -> None:
+        """Show readers the columns that the memory holds now."""
+        layout = self._layout
+        self._layout = _Layout(layout.memory, layout.narrow_names if narrow_names is None else narrow_names)
 
 
 def _column(array: Array, is_narrow: bool) -> Column:

@@ -102,7 +102,7 @@ class Durability:
         """Repeat an ``overwrite`` that a kill interrupted."""
         assert self._table_dir is not None
         for record in self._table_dir.redo.read():
-            rows, columns = redo_record.decode(record, self._columns.stored())
+            rows, columns = redo_record.decode(record, self._columns.stored_columns())
             with self._index.lock:
                 slots, found = self._index.find(rows)
             self._columns.overwrite(slots[found], {name: values[found] for name, values in columns.items()})
@@ -118,14 +118,14 @@ class Durability:
         """Write a header that names the current columns. With ``fsync`` their bytes reach the disk first."""
         if self._table_dir is not None:
             self.sync_new(self._columns)
-            self._table_dir.describe(self._columns.stored(), info)
+            self._table_dir.describe(self._columns.stored_columns(), info)
 
     def prepare(self, others: TableColumns, info: Any) -> Callable[[], None]:
         """Return the function that makes other columns valid, with the same rows."""
         if self._table_dir is None:
             return _nothing
         self.sync_new(others)
-        return self._table_dir.prepare(others.stored(), info)
+        return self._table_dir.prepare(others.stored_columns(), info)
 
     def replacing(
         self, others: TableColumns, info: Any, rows: Array, next_row: int, metas: Iterable[bytes]
@@ -135,7 +135,7 @@ class Durability:
         if self._table_dir is None or (not len(rows) and not index.count and next_row <= index.next_row):
             return self.prepare(others, info)
         self.sync_new(others)
-        return self._table_dir.replacing(others.stored(), info, rows, next_row, metas)
+        return self._table_dir.replacing(others.stored_columns(), info, rows, next_row, metas)
 
     def resizing(self, capacity: int) -> Callable[[], Array]:
         """Return the function that changes the capacity and returns the array of row numbers."""
@@ -182,7 +182,7 @@ class Durability:
         """Return the differences between the files and the table in memory."""
         if self._table_dir is None:
             return []
-        return self._table_dir.findings(self._index.next_row, self._index.row_of_slot, self._columns.stored())
+        return self._table_dir.findings(self._index.next_row, self._index.row_of_slot, self._columns.stored_columns())
 
 
 def _nothing() -> None:

@@ -39,6 +39,14 @@ class Column:
         #: Bytes of one row in the stored form.
         self.row_bytes = stored.itemsize * prod(self.shape)
 
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    @property
+    def address(self) -> Optional[int]:
+        """The memory address of the stored rows, for compiled copies. None if they do not follow each other."""
+        return self.stored.ctypes.data if self.stored.flags.c_contiguous else None
+
     def read(self, slots: Array) -> Array:
         """Return the values of these slots in a fresh array."""
         return self.stored.take(slots, 0, None, 'clip')

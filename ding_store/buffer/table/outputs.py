@@ -34,15 +34,14 @@ class Gather:
         #: This reference also keeps the columns in memory.
         self.columns = columns
         taken = {name: columns[name] for name in arrays}
-        self.capacity = len(next(iter(taken.values())).stored) if taken else 0
+        self.capacity = len(next(iter(taken.values()))) if taken else 0
+        addresses = [column.address for column in taken.values()]
         #: True if all rows can be copied as they are, or decoded by their columns.
         self.fits = bool(self.capacity) and all(
-            column.dtype == arrays[name].dtype
-            and column.shape == arrays[name].shape[1:]
-            and column.stored.flags.c_contiguous
-            for name, column in taken.items()
+            address is not None and column.dtype == arrays[name].dtype and column.shape == arrays[name].shape[1:]
+            for address, (name, column) in zip(addresses, taken.items())
         )
-        self.addresses = np.array([column.stored.ctypes.data for column in taken.values()], np.int64)
+        self.addresses = np.array([address or 0 for address in addresses], np.int64)
         self.sizes = np.array([column.row_bytes for column in taken.values()], np.int64)
         #: Names of the columns that are not stored as they are, and their positions.
         self.encoded = [(name, place) for place, (name, column) in enumerate(taken.items()) if column.encoding]

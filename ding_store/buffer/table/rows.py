@@ -164,8 +164,10 @@ class RowIndex:
         """
         num_rows, first = len(slots), self.next_row + skipped
         log = self._log
-        log.make_room(num_rows)
         tail = log.tail
+        if tail + num_rows > len(log.rows):
+            log.pack()
+            tail = log.tail
         publish = _publish_in_numpy if self._loops is None else self._loops.publish
         try:
             log.tail = tail + num_rows

@@ -180,7 +180,7 @@ class Table:
         with self.write_lock:
             self.check_open()
             columns = self.shape.as_stored(columns, narrowed)
-            with self.writing(num_rows - skipped, skipped, note) as (slots, rows):
+            with self._writes.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self.columns.store(slots, columns, skipped)
                 if keep is not None:
                     keep(slots, rows)

@@ -40,9 +40,9 @@ class RowWrites:
         with index.lock:
             if index.promised_row > index.next_row:
                 index.next_row = index.promised_row
-            num_after = index.count + num_rows
-            self._columns.reserve(min(index.capacity, num_after))
-            if num_after > index.capacity:
+            is_full = index.count + num_rows > index.capacity
+            self._columns.reserve(index.capacity if is_full else index.count + num_rows)
+            if is_full:
                 self._guard.announce()
             slots, evicted = index.allocate(num_rows)
         if len(evicted):
