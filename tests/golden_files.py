@@ -83,10 +83,10 @@ def counts_of(case: str, buffer: StoreBuffer) -> Dict[str, Any]:
     rows: Any = buffer.table.rows_by_age()
     sampler: Any = buffer.sampler
     if case == 'prioritized':
-        return {'priorities': _rounded(sampler.priorities_of(rows))}
+        return {'priorities': _rounded(sampler.priorities.of(rows))}
     if case == 'limited':
         return {
-            'priorities': _rounded(sampler.sampler.priorities_of(rows)),
+            'priorities': _rounded(sampler.sampler.priorities.of(rows)),
             'uses': sampler.uses_of(rows).tolist(),
         }
     if case == 'sequences':

@@ -268,7 +268,7 @@ def _sample(buffer_: StoreBuffer, size: int) -> Batch:
 
 def has_priorities(buffer_: Any) -> bool:
     """Return True if the buffer's own sampler has priorities. DI-engine's priority middleware does not count."""
-    return isinstance(buffer_, StoreBuffer) and buffer_.sampler.has_priorities
+    return isinstance(buffer_, StoreBuffer) and buffer_.sampler.priorities is not None
 
 
 def _prioritized_fetcher(

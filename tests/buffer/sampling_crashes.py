@@ -111,7 +111,7 @@ def _wrong_rows(opened: Sampled, words: Any) -> Iterator[str]:
         yield f'rows {gone[left > 0]} were used {MAX_USES - left[left > 0]} times, and are gone'
     words[USES + gone] = MAX_USES
     initial, later = words[BEGAN + rows].astype(float), later_priority(rows)
-    yield from _wrong_priorities(opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
+    yield from _wrong_priorities(opened.priorities.priorities.of(rows), initial, later, words[UPDATED + rows])
     yield from _wrong_queue(opened, words)
 
 

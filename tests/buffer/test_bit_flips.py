@@ -47,7 +47,7 @@ class Opened:
             [(item.index, repr(item.data), sorted(item.meta.items())) for item in buffer],
             buffer.committed,
             buffer.table.next_row,
-            self.priorities.priorities_of(rows).tolist(),
+            self.priorities.priorities.of(rows).tolist(),
             self.priorities.max_priority,
             self.priorities.step,
             self.limits.uses_of(rows).tolist(),

@@ -122,7 +122,7 @@ def kept(buffer: StoreBuffer) -> Dict[str, float]:
         'samples': buffer.limiter.state()['num_samples'],
         'place of the queue': rows[len(rows) - num_left] if num_left else buffer.table.next_row,
     }
-    for name, values in (('uses', buffer.limits.uses_of(rows)), ('priority', buffer.priorities.priorities_of(rows))):
+    for name, values in (('uses', buffer.limits.uses_of(rows)), ('priority', buffer.priorities.priorities.of(rows))):
         made.update({f'{name} of row {row}': value for row, value in zip(rows.tolist(), values.tolist())})
     return made
 

@@ -203,7 +203,7 @@ class StoreBufferWrapper:
             return
         assert self._priorities is not None
         ids = info['replay_unique_id']
-        priority = self._priorities.check(info['priority'], len(ids))[[row is not None for row in ids]]
+        priority = self._priorities.priorities.check(info['priority'], len(ids))[[row is not None for row in ids]]
         rows = np.array([int(row) for row in ids if row is not None], np.int64)
         self.buffer.update_priorities(rows, np.minimum(priority, self.settings.priority_max_limit))
 
@@ -296,7 +296,7 @@ class StoreBufferWrapper:
         if not any(isinstance(each, dict) and 'priority' in each for each in elements) or not self._has_priorities():
             return elements, None
         assert self._priorities is not None
-        largest = self._priorities.max_priority
+        largest = self._priorities.priorities.max_priority
         given = [each.get('priority') for each in elements]
         kept = [{k: v for k, v in each.items() if k != 'priority'} for each in elements]
         return kept, [largest if priority is None else float(priority) for priority in given]
@@ -403,7 +403,7 @@ class StoreBufferWrapper:
             # Rows that are gone reached their limit of uses.
             values['use_count_avg'] = float(np.where(uses, uses, self.buffer.sampler.max_times_sampled or 0).mean())
         if self._priorities is not None:
-            priorities = self._priorities.priorities_of(rows)
+            priorities = self._priorities.priorities.of(rows)
             if not np.isnan(priorities).all():
                 values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
         for name, value in values.items():

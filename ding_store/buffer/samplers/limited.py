@@ -13,7 +13,7 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.samplers.base import DrawsAhead, Record, Sampler, StoredRows, check_is_sampler
+from ding_store.buffer.samplers.base import DrawsAhead, RowPriorities, Sampler, StoredRows, check_is_sampler
 from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex
 from ding_store.errors import ConfigError
@@ -310,24 +310,8 @@ class Limited(Sampler):
         return self.sampler.sequence_sampler
 
     @property
-    def has_priorities(self) -> bool:
-        return self.sampler.has_priorities
-
-    @property
-    def num_stale_updates(self) -> int:
-        return self.sampler.num_stale_updates
-
-    def check(self, priority: Any, num_rows: int) -> Array:
-        return self.sampler.check(priority, num_rows)
-
-    def update(self, rows: Array, priority: Any) -> None:
-        self.sampler.update(rows, priority)
-
-    def insert(self, rows: Array, priority: Any) -> None:
-        self.sampler.insert(rows, priority)
-
-    def recording(self, priority: Array) -> Optional[Record]:
-        return self.sampler.recording(priority)
+    def priorities(self) -> Optional[RowPriorities]:
+        return self.sampler.priorities
 
     def state(self) -> Dict[str, Array]:
         return self.sampler.state()

@@ -75,6 +75,34 @@ class SumTree:
         slots, masses = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(masses, np.float64)
         self.kernels.set_many(self.masses, self._sums, self._prefixes, self._minima, self._starts, slots, masses)
 
+    def set_powers(self, slots: Array, priorities: Array, epsilon: float, alpha: float) -> None:
+        """Set masses to ``(priority + epsilon) ** alpha``, with arguments like those of ``set``."""
+        if self.kernels is None:
+            self.set(slots, self.powers(priorities, epsilon, alpha))
+            return
+        slots, priorities = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(priorities, np.float64)
+        tree = self.masses, self._sums, self._prefixes, self._minima, self._starts
+        self.kernels.set_powers(*tree, slots, priorities, epsilon, alpha)
+
+    def powers(self, priorities: Array, epsilon: float, alpha: float) -> Array:
+        """Return the masses that ``set_powers`` sets."""
+        if self.kernels is None:
+            powers: Array = (priorities + epsilon) ** alpha
+            return powers
+        masses = np.empty(len(priorities))
+        self.kernels.mass(np.ascontiguousarray(priorities, np.float64), epsilon, alpha, masses)
+        return masses
+
+    def weigh(self, slots: Array, exponent: float) -> Array:
+        """Return ``(mass / smallest mass) ** exponent`` of slots ``(B,)``, float32."""
+        if self.kernels is None:
+            weights: Array = ((self.masses.take(slots) / self.smallest) ** exponent).astype(np.float32)
+            return weights
+        weights = np.empty(len(slots), np.float32)
+        slots = np.ascontiguousarray(slots, np.int64)
+        self.kernels.weigh(self.masses, slots, self.smallest, exponent, weights)
+        return weights
+
     def find(self, targets: Array) -> Array:
         """
         Overview:
