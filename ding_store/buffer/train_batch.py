@@ -6,15 +6,45 @@ import copy
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 import treetensor.torch as ttorch
-from ding.utils.data import default_collate
+from ding.utils.data import default_collate, timestep_collate
 
 #: Keys that the buffer adds to elements but not to the batch. They identify the rows.
 IDS = ('replay_unique_id', 'replay_buffer_idx')
 #: All keys that the buffer adds to elements. Elements of other buffers may lack them.
 OWN_KEYS = (*IDS, 'IS', 'priority_IS')
+
+
+class Collation(NamedTuple):
+    """A running call of ``default_collate``, for which a batch makes its collated dict."""
+
+    cat_1dim: bool
+    #: Whether its caller stacks lists of steps, and leaves tensors unchanged.
+    stacks_steps: bool
+
+
+def running_collation() -> Optional[Collation]:
+    """
+    Overview:
+        Return the call of ``default_collate`` that called the caller of this function, if there is one.
+
+        This is the only place that reads stack frames. For a tree, ``default_collate`` calls ``json`` without any
+        argument and uses nothing else of the tree. Its ``cat_1dim`` and its caller depend on the policy. Without them
+        a batch cannot tell whether it equals the collated list, and each policy would have to collate the list again.
+    """
+    frame = sys._getframe(2)
+    if frame.f_code is not default_collate.__code__:
+        return None
+    return Collation(bool(frame.f_locals['cat_1dim']), frame.f_back is not None and _stacks_steps(frame.f_back))
+
+
+def _stacks_steps(caller: FrameType) -> bool:
+    if caller.f_code is timestep_collate.__code__:
+        return True
+    # Compared by name, because importing the policies of DI-engine takes seconds.
+    return (caller.f_code.co_name, caller.f_globals.get('__name__')) == ('_data_preprocess_learn', 'ding.policy.impala')
 
 
 class Deferred:
@@ -97,6 +127,17 @@ class Element(Dict[str, Any]):
         return dict, (self.plain(),)
 
 
+class _AsList:
+    """What makes a TrainBatch a list: its size, its elements, and whether these differ from the batch."""
+
+    __slots__ = ('size', 'make', 'made', 'cat_1dim', 'by_element')
+
+    def __init__(self, size: int, make: Callable[[], List[Dict[str, Any]]], cat_1dim: bool) -> None:
+        self.size, self.make, self.cat_1dim = size, make, cat_1dim
+        self.made: Optional[List[Element]] = None
+        self.by_element = False
+
+
 class TrainBatch(ttorch.Tensor):
     """
     Overview:
@@ -106,11 +147,7 @@ class TrainBatch(ttorch.Tensor):
     """
 
     # None in a subtree: treetensor makes subtrees as objects of this class, and they behave as plain trees.
-    _size: Optional[int] = None
-    _made: Optional[List[Element]] = None
-    _by_element = False
-    _cat_1dim = True
-    _make: Callable[[], List[Dict[str, Any]]]
+    _list: Optional[_AsList] = None
     #: Keys that may change in elements without a new collation, because no code reads them from the batch.
     _own_keys: FrozenSet[str] = frozenset()
 
@@ -131,51 +168,47 @@ class TrainBatch(ttorch.Tensor):
         """
         # From the tree's storage: the constructor would convert values that are not tensors, such as lists of states.
         batch = cls(tree._detach())
-        # In ``__dict__``: set as attributes of a tree, they would become its leaves.
-        batch.__dict__.update(_size=size, _make=make_elements, _cat_1dim=cat_1dim)
+        # The tree's own way to set an attribute makes it a leaf, and it refuses ``object.__setattr__``.
+        batch.__dict__['_list'] = _AsList(size, make_elements, cat_1dim)
         return batch
 
     def use_elements(self, key: str = '') -> None:
         """Collate the elements from now on, because they changed. ``key`` names the only key that changed."""
-        if key not in self._own_keys:
-            self.__dict__['_by_element'] = True
+        if self._list is not None and key not in self._own_keys:
+            self._list.by_element = True
 
     def elements(self) -> List[Element]:
-        made = self._made
-        if made is None:
-            made = self.__dict__['_made'] = [Element(self, items) for items in self._make()]
-        return made
+        assert self._list is not None
+        if self._list.made is None:
+            self._list.made = [Element(self, items) for items in self._list.make()]
+        return self._list.made
 
     def json(self) -> Any:
         """
         Overview:
-            Return the collated dict that policies train on. ``default_collate`` calls this method without its own
-            ``cat_1dim``, which depends on the policy. Therefore the method reads ``cat_1dim`` from its caller's frame.
-            The result equals ``default_collate`` of the list of elements.
+            Return the collated dict that policies train on, also for a call of ``default_collate``. The result equals
+            ``default_collate`` of the list of elements.
         """
-        if self._size is None:
+        if self._list is None:
             return super().json()
-        caller: Optional[FrameType] = sys._getframe(1)
-        if caller is None or caller.f_code is not default_collate.__code__:
-            caller = None
-        cat_1dim = self._cat_1dim if caller is None else caller.f_locals['cat_1dim']
-        if self._by_element or (caller is not None and not self._is_collated_for(caller.f_back, cat_1dim)):
+        collation = running_collation()
+        if self._list.by_element or (collation is not None and not self._is_collated_for(collation)):
             elements = [{k: v for k, v in each.items() if k not in IDS} for each in self.elements()]
-            return default_collate(elements, cat_1dim=cat_1dim)
+            return default_collate(elements, cat_1dim=self._list.cat_1dim if collation is None else collation.cat_1dim)
         return super().json()
 
-    def _is_collated_for(self, caller: Optional[FrameType], cat_1dim: bool) -> bool:
-        """Return whether this batch equals ``default_collate`` of the elements, for a caller with this argument."""
-        return bool(cat_1dim) == self._cat_1dim
+    def _is_collated_for(self, collation: Collation) -> bool:
+        """Return whether this batch equals what this call would make of the list of elements."""
+        return self._list is not None and collation.cat_1dim == self._list.cat_1dim
 
     def __len__(self) -> int:
-        return super().__len__() if self._size is None else self._size
+        return super().__len__() if self._list is None else self._list.size
 
     def __iter__(self) -> Iterator[Element]:
-        return super().__iter__() if self._size is None else iter(self.elements())
+        return super().__iter__() if self._list is None else iter(self.elements())
 
     def __getitem__(self, key: Union[int, slice, str]) -> Any:
-        if self._size is None or (isinstance(key, str) and not self._by_element):
+        if self._list is None or (isinstance(key, str) and not self._list.by_element):
             return super().__getitem__(key)
         if isinstance(key, str):
             return self.json()[key]
