@@ -90,7 +90,7 @@ def counts_of(case: str, buffer: StoreBuffer) -> Dict[str, Any]:
             'uses': sampler.uses_of(rows).tolist(),
         }
     if case == 'sequences':
-        return {'uses of starts': sampler.uses_of_starts(rows).tolist()}
+        return {'uses of starts': sampler.uses_of(rows, starts=True).tolist()}
     if case == 'queue':
         assert buffer.limiter is not None
         return {'limiter': dict(buffer.limiter.state()), 'left': sampler.num_left(), 'missed': sampler.num_missed}

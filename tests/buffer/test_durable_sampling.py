@@ -15,6 +15,7 @@ from sampling_crashes import QUEUED, SamplingWorker, verify
 from ding_store.buffer import Fifo, Prioritized, RankPrioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.slot_values import SlotValues
+from ding_store.buffer.samplers.fifo import Queue
 from ding_store.buffer.samplers.limited import Limited
 from ding_store.buffer.samplers.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.table import table as table_module
@@ -309,13 +310,14 @@ def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
     delivered = Limited.delivered
 
     def late(self: Limited, rows: np.ndarray) -> Any:
-        kept, self._uses._kept = self._uses._kept, None
+        counts = self._uses.counts
+        kept, counts._kept = counts._kept, None
         leaving = delivered(self, rows)
-        self._uses._kept = kept
+        counts._kept = kept
         if hasattr(self, '_last'):
             kept.set(*self._last)
         slots, found = self._index.find(rows)
-        self._last = slots[found], rows[found], self._uses._counts[slots[found]]
+        self._last = slots[found], rows[found], counts._counts[slots[found]]
         return leaving
 
     monkeypatch.setattr(Limited, 'delivered', late)
@@ -323,14 +325,14 @@ def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moves_the_queue_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue's place is on record at the next sample."""
-    put = Fifo._put_on_record
+    put = Queue.put_on_record
 
-    def late(self: Fifo) -> None:
-        place, self._place = self._place, getattr(self, '_last', self._place)
+    def late(self: Queue) -> None:
+        place, self.place = self.place, getattr(self, '_last', self.place)
         put(self)
-        self._last = self._place = place
+        self._last = self.place = place
 
-    monkeypatch.setattr(Fifo, '_put_on_record', late)
+    monkeypatch.setattr(Queue, 'put_on_record', late)
 
 
 def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from same_batches import is_same
 
 import ding_store
 from ding_store.buffer import StoreBufferWrapper
-from ding_store.buffer.config_pipeline.throughput import Throughput
+from ding_store.buffer.config_pipeline.limits import Throughput
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch
 from ding_store.config import as_store
 from ding_store.errors import ConfigError

@@ -10,7 +10,7 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
 
 #: Receives the slots and the row numbers of new rows just before they become live.
@@ -63,12 +63,12 @@ class RowPriorities(Protocol):
         """Return what records the priorities of a push before its rows are live. None: nothing is in files."""
 
 
-class Sampler(RowListener):
+class Sampler:
     """
     Overview:
         Chooses the rows of each batch. A sampler overrides ``choose``, ``draw_sequences`` or both, and those of the
-        other methods that it needs. All others do nothing. A sampler that keeps a value per row calls
-        ``index.listen(self)`` in ``attach``, and follows the rows with the methods of ``RowListener``.
+        other methods that it needs. All others do nothing. To follow the rows, for example with a value
+        per row, derive a class from ``RowListener``, and call ``index.listen`` with its object in ``attach``.
 
         One sample calls, in this order: ``sampled_by`` and ``prepare``; ``choose`` and ``weights`` with the index
         locked, and again if a writer changed a chosen row; ``delivered``. With ``prefetch``, ``choose`` and ``weights``
