@@ -19,8 +19,8 @@ from needs import need_extra
 
 import ding_store
 from ding_store.buffer import Batch, Fifo, StoreBuffer, StoreBufferWrapper
+from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch
-from ding_store.buffer.train_batch import TrainBatch
 
 
 class Seen:

@@ -9,7 +9,7 @@ import torch
 from ding.data.buffer import BufferedData
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.train_batch import TrainBatch
+from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.buffer.store_buffer import Batch
 from ding_store.columns import Schema, nodes

@@ -11,7 +11,7 @@ from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.train_batch import TrainBatch
+from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.config_pipeline.batches import TrainBatches, is_dict_of_lists
 from ding_store.buffer.config_pipeline.limits import Throughput, drop_stale
 from ding_store.buffer.samplers.base import Sampler, not_enough

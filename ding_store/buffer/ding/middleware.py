@@ -16,7 +16,7 @@ from ding.data.buffer.middleware import PriorityExperienceReplay
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.ding.lists import Items
 from ding_store.buffer.samplers.prioritized import Prioritized
-from ding_store.buffer.sequences.group_runs import GroupRuns
+from ding_store.buffer.sequences.group_choice import GroupRuns
 from ding_store.buffer.table.row_choices import check_sample_arguments, split
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData

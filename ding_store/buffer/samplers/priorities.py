@@ -1,4 +1,4 @@
-"""The priorities of a table's rows: who sets them, what they do to the masses, and their record in files."""
+"""The priorities of a table's rows: updates by row number, the masses that follow, and a record in files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.slot_values import SlotValues
 from ding_store.buffer.samplers.base import Record
 from ding_store.buffer.samplers.masses import Masses
-from ding_store.buffer.samplers.pending_slots import PendingSlots
+from ding_store.buffer.samplers.slot_set import PendingSlots
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex, RowListener
 from ding_store.errors import ConfigError, PriorityError

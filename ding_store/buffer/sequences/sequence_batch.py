@@ -9,8 +9,8 @@ import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import TreeStorage, create_storage
 
+from ding_store.buffer.batch import Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
-from ding_store.buffer.train_batch import Collation, Deferred, TrainBatch
 from ding_store.columns import Schema, nodes
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.samplers.pending_slots import PendingSlots
-from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.slot_set import PendingSlots, SlotSet
 from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
 from ding_store.buffer.sequences.group_states import GroupStates, Rows
