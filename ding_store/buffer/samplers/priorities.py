@@ -39,8 +39,11 @@ class Priorities(RowListener):
         self.max_priority = 1.0
         #: The number of updates for rows that are gone.
         self.num_stale_updates = 0
-        self._index: Optional[RowIndex] = None
+        #: The index of the table. None before ``attach``.
+        self.index: Optional[RowIndex] = None
         self._pending = PendingSlots(self._refresh)
+        #: Computes the masses of all rows that came or left. The caller holds the index's lock.
+        self.flush = self._pending.flush
         #: Records the priorities, for a table with a path.
         self._persisted: Optional[PersistedPriorities] = None
 
@@ -56,28 +59,24 @@ class Priorities(RowListener):
         Raises:
             - ConfigError: They belong to another table.
         """
-        if index is self._index:
+        if index is self.index:
             return
-        if self._index is not None:
+        if self.index is not None:
             raise ConfigError('a sampler holds the priorities of one table. Create another sampler for another table.')
         with index.lock:
             try:
-                self._index = index
+                self.index = index
                 self.masses.begin(index)
                 index.listen(self)
                 self._pending.add(index.live_slots)
             except BaseException:
-                self._index = None  # The next call attaches it.
+                self.index = None  # The next call attaches it.
                 raise
 
     def persist(self, values: SlotValues, draws: HasStep) -> None:
         """Restore the recorded priorities and step, and record each from now on. Rows without one count as new."""
         self._persisted = None
         self._persisted = PersistedPriorities(self, draws, self.masses.index, values)
-
-    def flush(self) -> None:
-        """Compute the masses of all rows that came or left. The caller holds the index's lock."""
-        self._pending.flush()
 
     def changed(self, slots: Array) -> None:
         """Compute the masses of these slots at the next draw."""
@@ -128,7 +127,7 @@ class Priorities(RowListener):
         """Return the priorities of rows ``(B,)``, computed from the masses. NaN for rows that are gone."""
         index = self.masses.index
         with index.lock:
-            self._pending.flush()
+            self.flush()
             slots, found = index.find(as_rows(rows))
             return np.where(found, self.masses.priorities_at(slots, self.max_priority), np.nan)
 
@@ -138,7 +137,7 @@ class Priorities(RowListener):
         """Return all state as arrays. Arrays with one value per row are ordered by age."""
         index = self.masses.index
         with index.lock:
-            self._pending.flush()
+            self.flush()
             state = self.masses.state(index.slots_by_age())
         return {
             **state,
@@ -191,7 +190,7 @@ class Priorities(RowListener):
         self._pending.add(slots)
 
     def resizing(self) -> None:
-        self._pending.flush()
+        self.flush()
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
         self.masses.resize(capacity, source, target)
@@ -205,7 +204,7 @@ class Priorities(RowListener):
         index, kernels = masses.index, masses.tree.kernels
         values = _as_floats(priority, len(rows))
         with index.lock:
-            self._pending.flush()
+            self.flush()
             if kernels is not None:
                 rows, slots = np.array(rows, order='C'), np.empty(len(rows), np.int64)
                 largest = kernels.locate(np.asarray(index.row_of_slot), rows, values, masses.limit, slots)

@@ -55,12 +55,15 @@ class WeightedDraws:
 
     def choose(self, index: RowIndex, size: int, replace: bool, sample_range: Optional[slice]) -> Array:
         """Choose the slots of rows, see ``Sampler.choose``."""
-        self.priorities.attach(index)
-        self.priorities.flush()
+        priorities = self.priorities
+        if priorities.index is not index:
+            priorities.attach(index)
+        priorities.flush()
         tree = self._masses.tree
         if sample_range is None:
-            check_count(size, index.count, replace, tree.total)
-            return tree.draw(self._random.random_sample(size))
+            total = tree.total
+            check_count(size, index.count, replace, total)
+            return tree.draw(self._random.random_sample(size), total)
         slots = index.slots_by_age()[sample_range]
         masses = tree.masses[slots]
         check_count(size, len(slots), replace, masses.sum())
@@ -68,7 +71,8 @@ class WeightedDraws:
 
     def draw(self, size: int) -> Array:
         """Draw slots ``(size,)``. The sum of all masses must be above zero."""
-        return self._masses.tree.draw(self._random.random_sample(size))
+        tree = self._masses.tree
+        return tree.draw(self._random.random_sample(size), tree.total)
 
     def weights(self, slots: Array) -> Array:
         """
