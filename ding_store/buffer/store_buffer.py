@@ -14,8 +14,7 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
-from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_index
-from ding_store.buffer.ding.views import IndexView, StorageView
+from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.samplers.base import Sampler, priorities_of

@@ -18,7 +18,7 @@ from ding_store.buffer.samplers.base import Sampler, not_enough
 from ding_store.buffer.samplers.fifo import Fifo
 from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.priorities import Priorities
-from ding_store.buffer.samplers.prioritized import Prioritized
+from ding_store.buffer.samplers.prioritized import Prioritized, PrioritySampler
 from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.store_buffer import StoreBuffer
@@ -121,7 +121,7 @@ class StoreBufferWrapper:
         self._first_iter: Optional[int] = None
         self._has_trained = False
         take_back_into_collections()
-        self._priorities: Optional[Prioritized] = None
+        self._priorities: Optional[PrioritySampler] = None
         sampler = self._with_limits(self._make_sampler())
         self.buffer = StoreBuffer(
             size=int(self.settings.replay_buffer_size),

@@ -2,18 +2,168 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.samplers.base import Sampler, StoredRows, is_within
+from ding_store.buffer.samplers.base import Sampler, StoredRows, is_within, not_enough, private
 from ding_store.buffer.samplers.masses import Masses
 from ding_store.buffer.samplers.priorities import Priorities, on_cpu
-from ding_store.buffer.samplers.weighted_draws import WeightedDraws
+from ding_store.buffer.samplers.sum_tree import spread
 from ding_store.buffer.table.rows import RowIndex
-from ding_store.errors import ConfigError, PriorityError
+from ding_store.errors import ConfigError, NotEnoughData, PriorityError
+
+
+class WeightedDraws:
+    """
+    Overview:
+        Draws one row from each of B equal shares of the mass (Schaul et al. 2015, section 3.3, appendix B.2.1). A row
+        may therefore come more than once. Callers hold the index's lock.
+    Arguments:
+        - priorities (:obj:`Priorities`): The rows' priorities and masses.
+        - beta (:obj:`float`): The initial exponent of the importance weights.
+        - beta_end (:obj:`float`): The exponent after ``beta_anneal_steps`` batches. It changes linearly until then.
+        - seed (:obj:`Optional[int]`): None draws from numpy's global generator.
+    Raises:
+        - ConfigError: An argument is out of range.
+    """
+
+    def __init__(
+        self, priorities: Priorities, beta: float, beta_end: float, beta_anneal_steps: int, seed: Optional[int]
+    ) -> None:
+        for name, value in (('beta', beta), ('beta_end', beta_end)):
+            if not is_within(value, 0, 1):
+                raise ConfigError(f'{name} ({value!r}) must be in [0, 1]')
+        if not is_within(beta_anneal_steps, 0):
+            raise ConfigError(f'beta_anneal_steps ({beta_anneal_steps!r}) must be >= 0')
+        self.priorities, self._masses = priorities, priorities.masses
+        self._beta_start, self._beta_end, self._anneal_steps = float(beta), float(beta_end), beta_anneal_steps
+        self._seed = seed
+        self._random = np.random.mtrand._rand if seed is None else np.random.RandomState(seed)
+        #: The number of weighed batches.
+        self.step = 0
+
+    @property
+    def beta(self) -> float:
+        """The exponent of the importance weights, linear from ``beta`` to ``beta_end`` (section 3.4)."""
+        progress = min(1.0, self.step / self._anneal_steps) if self._anneal_steps else 1.0
+        return self._beta_start + (self._beta_end - self._beta_start) * progress
+
+    def generators(self) -> List[np.random.RandomState]:
+        """Return the private random generator, if there is one."""
+        return private(self._random)
+
+    def choose(self, index: RowIndex, size: int, replace: bool, sample_range: Optional[slice]) -> Array:
+        """Choose the slots of rows, see ``Sampler.choose``."""
+        priorities = self.priorities
+        if priorities.index is not index:
+            priorities.attach(index)
+        priorities.flush()
+        tree = self._masses.tree
+        if sample_range is None:
+            total = tree.total
+            check_count(size, index.count, replace, total)
+            return tree.draw(self._random.random_sample(size), total)
+        slots = index.slots_by_age()[sample_range]
+        masses = tree.masses[slots]
+        check_count(size, len(slots), replace, masses.sum())
+        return slots[self._pick(masses, size)].astype(np.intp)
+
+    def draw(self, size: int) -> Array:
+        """Draw slots ``(size,)``. The sum of all masses must be above zero."""
+        tree = self._masses.tree
+        return tree.draw(self._random.random_sample(size), tree.total)
+
+    def weights(self, slots: Array) -> Array:
+        """
+        Overview:
+            Return importance weights ``(N P(i)) ** -beta``, divided by the largest of any row (section 3.4). ``N`` and
+            the sum of all masses cancel, which leaves ``(mass / smallest mass) ** -beta``. Each call advances beta.
+        Returns:
+            - weights (:obj:`np.ndarray`): ``(B,)``, float32, in (0, 1].
+        """
+        exponent = -self.beta
+        self.step += 1
+        return self._masses.tree.weigh(slots, exponent)
+
+    def choose_sets(self, slots: Array, set_of_slot: Array, size: int, replace: bool) -> Tuple[Array, Array]:
+        """
+        Overview:
+            Choose sets of rows, each in proportion to the sum of its rows' masses. O(len(slots)).
+        Arguments:
+            - slots (:obj:`np.ndarray`): Rows ``(n,)``.
+            - set_of_slot (:obj:`np.ndarray`): The set of each of them ``(n,)``. Sets are numbered from 0 without gaps.
+        Returns:
+            - chosen (:obj:`np.ndarray`): Sets ``(size,)``.
+            - weights (:obj:`np.ndarray`): Importance weights of the sets, computed as in ``weights``.
+        Raises:
+            - NotEnoughData: There are fewer than ``size`` sets, or no sets with ``replace``, or none with a priority.
+        """
+        self.priorities.flush()
+        masses = np.bincount(set_of_slot, self._masses.tree.masses[slots])
+        check_count(size, len(masses), replace, masses.sum(), 'records/groups')
+        chosen, exponent = self._pick(masses, size), -self.beta
+        self.step += 1
+        return chosen, ((masses[chosen] / masses[masses > 0].min()) ** exponent).astype(np.float32)
+
+    def returned(self, num_batches: int) -> None:
+        """Undo the beta steps of batches that were drawn ahead and will not be delivered."""
+        self.step -= num_batches
+
+    def state(self) -> Dict[str, Array]:
+        """Return all state that draws depend on, see ``Priorities.state``."""
+        state = {**self.priorities.state(), 'step': np.array(self.step)}
+        if self._seed is not None:
+            _, keys, position, _, _ = self._random.get_state()
+            state.update(random_keys=np.array(keys), random_position=np.array(position))
+        return state
+
+    def load_state(self, state: Mapping[str, Array]) -> None:
+        """
+        Overview:
+            Restore a ``state`` of a table with the same rows.
+        Raises:
+            - PriorityError: It has other keys or rows, or was made with another alpha. Nothing changed.
+        """
+        with self._masses.index.lock:
+            self.priorities.check_state(state)
+            self.step = int(state['step'])
+            if self._seed is not None and 'random_keys' in state:
+                self._random.set_state(('MT19937', state['random_keys'], int(state['random_position']), 0, 0.0))
+            self.priorities.load_state(state)
+
+    def settings(self) -> Dict[str, Any]:
+        """Return the arguments of the constructor, besides the priorities."""
+        return dict(
+            beta=self._beta_start, beta_end=self._beta_end, beta_anneal_steps=self._anneal_steps, seed=self._seed
+        )
+
+    def continue_from(self, other: WeightedDraws) -> None:
+        """Continue with the step and the generator's state of draws with the same settings."""
+        self.step = other.step
+        if self._seed is not None:
+            self._random.set_state(other._random.get_state())
+
+    def _pick(self, masses: Array, size: int) -> Array:
+        """Draw places in this array, in proportion to its masses."""
+        running = np.cumsum(masses)
+        total = float(running[-1])
+        targets = np.minimum(spread(self._random.random_sample(size), total), np.nextafter(total, 0.0))
+        picked: Array = np.searchsorted(running, targets, side='right')
+        return picked
+
+
+def check_count(size: int, count: int, replace: bool, total: float, what: str = 'records') -> None:
+    """
+    Raises:
+        - NotEnoughData: There are fewer than ``size`` of them, or none with ``replace``, or none has a mass.
+    """
+    if count < (1 if replace else size):
+        raise not_enough(size, count, what)
+    if not total > 0:
+        raise NotEnoughData(f'There are less than {size} {what} with a priority above 0 in buffer({count})')
 
 
 class PrioritySampler(Sampler):

@@ -10,10 +10,9 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.samplers.masses import Masses, moved
-from ding_store.buffer.samplers.prioritized import PrioritySampler
+from ding_store.buffer.samplers.prioritized import PrioritySampler, check_count
 from ding_store.buffer.samplers.slot_set import SlotSet
 from ding_store.buffer.samplers.sum_tree import SumTree
-from ding_store.buffer.samplers.weighted_draws import check_count
 from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import PriorityError
