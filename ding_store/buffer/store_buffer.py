@@ -14,11 +14,10 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
-from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_index
-from ding_store.buffer.ding.views import IndexView, StorageView
+from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.sequence_reads import Episodes
-from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.base import Sampler, priorities_of
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
@@ -171,11 +170,11 @@ class StoreBuffer(Buffer):
         if priority is None:
             with self._samples.inserting(_num_rows(columns)):
                 return self._elements.extend(columns, schema, commit, meta=meta, narrowed=narrowed)
-        sampler = self.sampler
-        values = sampler.check(priority, _num_rows(columns))
+        priorities = priorities_of(self.sampler)
+        values = priorities.check(priority, _num_rows(columns))
         with self._samples.inserting(len(values)):
-            rows = self._elements.extend(columns, schema, commit, sampler.recording(values), meta, narrowed)
-        sampler.insert(rows, values)
+            rows = self._elements.extend(columns, schema, commit, priorities.recording(values), meta, narrowed)
+        priorities.insert(rows, values)
         return rows
 
     def extend_elements(
@@ -192,7 +191,8 @@ class StoreBuffer(Buffer):
         Returns:
             - rows (:obj:`np.ndarray`): Row numbers ``(n,)``, int64.
         """
-        values = None if priority is None else self.sampler.check(priority, len(elements))
+        priorities = None if priority is None else priorities_of(self.sampler)
+        values = None if priorities is None else priorities.check(priority, len(elements))
         if self._middleware or len(elements) == 0:
             pairs = zip(elements, metas or [None] * len(elements))
             rows = np.array([int(self.push(data, meta=meta).index) for data, meta in pairs], np.int64)
@@ -200,10 +200,10 @@ class StoreBuffer(Buffer):
                 self.commit(commit)
         else:
             with self._samples.inserting(len(elements)):
-                keep = None if values is None else self.sampler.recording(values)
+                keep = None if priorities is None else priorities.recording(values)
                 rows = self._elements.append(elements, metas, commit, keep)
-        if values is not None:
-            self.sampler.insert(rows, values)
+        if priorities is not None:
+            priorities.insert(rows, values)
         return rows
 
     @apply_middleware('sample')
@@ -332,7 +332,7 @@ class StoreBuffer(Buffer):
         Raises:
             - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
         """
-        self._samples.sampler.update(rows, priority)
+        priorities_of(self._samples.sampler).update(rows, priority)
 
     def gather_batch(self, rows: Array) -> Batch:
         """
