@@ -271,9 +271,9 @@ def _tree_path() -> str:
 
     sampler = Prioritized(seed=0)
     StoreBuffer(8, sampler=sampler)
-    return (
-        'sum trees by numba' if sampler.is_compiled else 'sum trees by numpy (pip install "ding_store[fast]" for numba)'
-    )
+    if sampler.priorities.is_compiled:
+        return 'sum trees by numba'
+    return 'sum trees by numpy (pip install "ding_store[fast]" for numba)'
 
 
 def render(result: Dict[str, Any]) -> str:

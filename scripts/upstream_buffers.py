@@ -57,7 +57,7 @@ class ReadByTests(StoreBufferWrapper):
 
     @property
     def _max_priority(self) -> float:
-        return 1.0 if self._priorities is None else self._priorities.max_priority
+        return 1.0 if self._priorities is None else self._priorities.priorities.max_priority
 
     max_priority = _max_priority
 
@@ -68,7 +68,7 @@ class ReadByTests(StoreBufferWrapper):
         for item in self.buffer:
             row, priority = int(item.index), 1.0
             if self._priorities is not None:
-                priority = float(self._priorities.priorities_of(np.array([row]))[0])
+                priority = float(self._priorities.priorities.of(np.array([row]))[0])
             keys = dict(replay_unique_id=row, replay_buffer_idx=row, priority=priority)
             data[row % self.replay_buffer_size] = {**item.data, **keys}
         return data

@@ -83,14 +83,14 @@ def counts_of(case: str, buffer: StoreBuffer) -> Dict[str, Any]:
     rows: Any = buffer.table.rows_by_age()
     sampler: Any = buffer.sampler
     if case == 'prioritized':
-        return {'priorities': _rounded(sampler.priorities_of(rows))}
+        return {'priorities': _rounded(sampler.priorities.of(rows))}
     if case == 'limited':
         return {
-            'priorities': _rounded(sampler.sampler.priorities_of(rows)),
+            'priorities': _rounded(sampler.sampler.priorities.of(rows)),
             'uses': sampler.uses_of(rows).tolist(),
         }
     if case == 'sequences':
-        return {'uses of starts': sampler.uses_of_starts(rows).tolist()}
+        return {'uses of starts': sampler.uses_of(rows, starts=True).tolist()}
     if case == 'queue':
         assert buffer.limiter is not None
         return {'limiter': dict(buffer.limiter.state()), 'left': sampler.num_left(), 'missed': sampler.num_missed}

@@ -69,7 +69,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'memory', 'redis', 'embedded'},
     ],
     'ding_store.buffer': [
-        {'array_types', 'arguments', 'batch', 'forks', 'interrupts', 'thread_pool', 'train_batch', 'gc_freeze'},
+        {'array_types', 'arguments', 'batch', 'forks', 'interrupts', 'thread_pool', 'gc_freeze'},
         {'kernels'},
         {'persistence'},
         {'table'},

@@ -9,6 +9,7 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.metas.metas import Meta
+from ding_store.buffer.samplers.base import priorities_of
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.specs import Columns
@@ -93,11 +94,12 @@ class Inserts:
         """Return checked priorities, and the function that records them before their rows become live."""
         if priority is None:
             return None, None
-        values = self._samples.sampler.check(priority, num_rows)
-        return values, self._samples.sampler.recording(values)
+        priorities = priorities_of(self._samples.sampler)
+        values = priorities.check(priority, num_rows)
+        return values, priorities.recording(values)
 
     def _prioritized(self, rows: Array, values: Optional[Array]) -> Array:
         """Pass the priorities of new rows to the sampler. Return the row numbers."""
         if values is not None:
-            self._samples.sampler.insert(rows, values)
+            priorities_of(self._samples.sampler).insert(rows, values)
         return rows

@@ -12,12 +12,11 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
-from ding_store.buffer.ding.lists import Items, Lists, collated, group_by, meta_index
-from ding_store.buffer.ding.views import IndexView, StorageView
+from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.inserts import Inserts
-from ding_store.buffer.samplers.base import Sampler
+from ding_store.buffer.samplers.base import Sampler, priorities_of
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
@@ -317,7 +316,7 @@ class StoreBuffer(Buffer):
         Raises:
             - PriorityError: A priority is not such a number, or the sampler has no priorities. Nothing changed.
         """
-        self._samples.sampler.update(rows, priority)
+        priorities_of(self._samples.sampler).update(rows, priority)
 
     def gather_batch(self, rows: Array) -> Batch:
         """

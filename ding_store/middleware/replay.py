@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any, Callable, Collection, Dict, Generator, List, Mapping, Optional, Tuple, Union
 
 import numpy as np
@@ -21,6 +20,7 @@ from ding_store.columns import Schema
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
+from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
 
 stock_pusher = stock(data_processor.data_pusher)
 stock_fetcher = stock(data_processor.offpolicy_data_fetcher)
-#: DI-engine's own preprocessing. It accepts a collated batch, because ``default_collate`` returns it unchanged.
-COLLATES = 'default_preprocess_learn'
-#: Functions that collate sequences in policies that learn from them. They accept a time-major batch unchanged.
-COLLATES_STEPS = ('timestep_collate', 'default_collate')
 
 
 def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
@@ -188,32 +184,6 @@ def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str
     return 'group_by_env needs each element' if group_by_env else None
 
 
-def takes_batch(policy: Any) -> bool:
-    """
-    Overview:
-        Return True if a policy's learn mode accepts one collated batch instead of a list of elements. This holds if its
-        ``_forward_learn`` uses DI-engine's ``default_preprocess_learn``.
-    """
-    return COLLATES in _names_in(policy, '_forward_learn')
-
-
-def takes_sequences(policy: Any) -> bool:
-    """
-    Overview:
-        Return True if a policy's learn mode accepts a time-major batch instead of a list of sequences. R2D2, IMPALA and
-        QMIX do. This holds if its ``_data_preprocess_learn`` uses one of ``COLLATES_STEPS``. If the elements are no
-        sequences, such a policy gets the list.
-    """
-    return any(name in COLLATES_STEPS for name in _names_in(policy, '_data_preprocess_learn'))
-
-
-def _names_in(policy: Any, method: str) -> Tuple[str, ...]:
-    """Return the names that a method of a policy's mode uses. Empty if there is no such method."""
-    owner = getattr(getattr(policy, 'forward', None), '__self__', None)
-    function = inspect.unwrap(getattr(type(owner), method, _names_in))
-    return getattr(getattr(function, '__code__', None), 'co_names', ()) if function is not _names_in else ()
-
-
 def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'auto', **kwargs: Any) -> Callable:
     """
     Overview:
@@ -268,7 +238,7 @@ def _sample(buffer_: StoreBuffer, size: int) -> Batch:
 
 def has_priorities(buffer_: Any) -> bool:
     """Return True if the buffer's own sampler has priorities. DI-engine's priority middleware does not count."""
-    return isinstance(buffer_, StoreBuffer) and buffer_.sampler.has_priorities
+    return isinstance(buffer_, StoreBuffer) and buffer_.sampler.priorities is not None
 
 
 def _prioritized_fetcher(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Dict, List
 
 import torch
@@ -43,6 +44,8 @@ class TaskQMIXPolicy(QMIXPolicy):
         transition['prev_state'] = {key: torch.stack([agent[key] for agent in agents]) for key in agents[0]}
         return transition
 
+    # Wrapped, so that ding_store still recognizes QMIXPolicy's method, which takes one time-major batch.
+    @functools.wraps(QMIXPolicy._data_preprocess_learn)
     def _data_preprocess_learn(self, data: List[Any]) -> Dict[str, Any]:
         batch = timestep_collate(data)
         # Only the states of the first two steps are used.

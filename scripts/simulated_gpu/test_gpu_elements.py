@@ -30,7 +30,7 @@ def test_elements_of_a_gpu_are_stored_on_the_cpu():
     errors = torch.tensor([0.5, 1.0, 2.0, 4.0], device='cuda', dtype=torch.bfloat16, requires_grad=True)
     for priority in (errors, list(errors), errors.half()):
         buffer.update_priorities(np.arange(4), priority)
-        assert buffer.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.5, 1.0, 2.0, 4.0])
+        assert buffer.sampler.priorities.of(np.arange(4)).tolist() == pytest.approx([0.5, 1.0, 2.0, 4.0])
     assert mixed_priority(errors[:, None]).tolist() == pytest.approx([0.9 * 4 + 0.1 * 7.5 / 4])
 
 

@@ -22,9 +22,9 @@ TRANSPORT = ['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--s
 @pytest.mark.parametrize(
     ('arguments', 'num_processes'),
     [
-        ([*WEIGHTS, '--ways', 'bare'], 4),
+        pytest.param([*WEIGHTS, '--ways', 'bare'], 4, marks=pytest.mark.long),
         ([*WEIGHTS, '--wire'], 4),
-        (CHECKPOINT, 1),
+        pytest.param(CHECKPOINT, 1, marks=pytest.mark.long),
         (TRANSPORT, 2),
     ],
     ids=lambda value: value[0] + '_wire' * ('--wire' in value) if isinstance(value, list) else '',

@@ -51,8 +51,8 @@ def test_compare_ctrl_c_during_imports_prints_one_line(tmp_path):
     ('section', 'side', 'number', 'says', 'num_processes'),
     [
         ('single', 'store', signal.SIGTERM, 'ding_store: window 1', 4),
-        ('across', 'stock', signal.SIGINT, 'DI-engine: 2 collectors', 6),
-        ('across', 'store', signal.SIGTERM, 'ding_store: 2 collectors', 5),
+        pytest.param('across', 'stock', signal.SIGINT, 'DI-engine: 2 collectors', 6, marks=pytest.mark.long),
+        pytest.param('across', 'store', signal.SIGTERM, 'ding_store: 2 collectors', 5, marks=pytest.mark.long),
         ('disk', 'store', signal.SIGINT, 'on disk: filling', 4),
     ],
 )

@@ -38,7 +38,12 @@ def test_replay_benchmark_reports_every_figure(tmp_path):
 @pytest.mark.parametrize(
     ('memory', 'fill_s', 'says'),
     [
-        (1000, 60.0, r'left out: 2,000 rows would take [\d.]+ GB more memory, of which 1 KB are there; --scale'),
+        pytest.param(
+            1000,
+            60.0,
+            r'left out: 2,000 rows would take [\d.]+ GB more memory, of which 1 KB are there; --scale',
+            marks=pytest.mark.long,
+        ),
         (1 << 40, 0.0, r'left out: 2,000 rows would take \d+ s \(--fill-seconds 0\); --scale'),
     ],
 )

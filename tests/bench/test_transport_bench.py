@@ -28,6 +28,7 @@ from benchmarks.transport import (
 from ding_store.errors import ConfigError
 
 
+@pytest.mark.long
 def test_transport_benchmark_reports_every_figure(tmp_path):
     command = benchmark('transport', '--seconds', '0.1', '--json', tmp_path / 'out.json')
     command += ['--elements', 'cartpole', '--paths', 'ding_store,ding_store (wire)']
@@ -94,6 +95,7 @@ class Blocking(Path):
         pass
 
 
+@pytest.mark.long
 def test_peer_that_fails_has_a_row_with_its_error():
     ways = [Blocking, *installed('bare ring')]
     result = measure(replace(ELEMENTS['cartpole'], chunk=4, batch=4), ways, 0.1)

@@ -13,6 +13,7 @@ pytest.importorskip('torch')
 pytest.importorskip('ding')
 
 
+@pytest.mark.long
 def test_weights_benchmark_reports_every_figure(tmp_path, redis_binary):
     command = benchmark('weights', '--sizes', '2', '--rounds', '3', '--readers', '2')
     command += ['--json', tmp_path / 'out.json']

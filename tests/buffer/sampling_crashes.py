@@ -33,8 +33,8 @@ class Sampled(Opened):
 
     def __init__(self, path: str) -> None:
         self.limiter = RateLimiter(1, timeout_s=0, max_insert=MAX_CHUNK, max_sample=BATCH)
-        self.priorities = Prioritized(epsilon=0.0, seed=1)
-        self.limits = limited(self.priorities, max_times_sampled=MAX_USES)
+        self.prioritized = Prioritized(epsilon=0.0, seed=1)
+        self.limits = limited(self.prioritized, max_times_sampled=MAX_USES)
         self.buffer = StoreBuffer(CAPACITY, path=path, sampler=self.limits, limiter=self.limiter)
         self.queue = persistent_queue(self.buffer)
 
@@ -60,7 +60,7 @@ class SamplingWorker(Sampled):
         rows = np.arange(first, first + self.random.randint(1, MAX_CHUNK))
         # A push without priorities gives its rows the largest one.
         priority = first_priority(rows) if self.random.random() < 0.5 else None
-        self.words[BEGAN + rows] = self.priorities.max_priority if priority is None else priority
+        self.words[BEGAN + rows] = self.prioritized.priorities.max_priority if priority is None else priority
         self.buffer.extend({'row': rows}, priority=priority)
         self.words[PUSHED] = rows[-1] + 1
 
@@ -111,7 +111,7 @@ def _wrong_rows(opened: Sampled, words: Any) -> Iterator[str]:
         yield f'rows {gone[left > 0]} were used {MAX_USES - left[left > 0]} times, and are gone'
     words[USES + gone] = MAX_USES
     initial, later = words[BEGAN + rows].astype(float), later_priority(rows)
-    yield from _wrong_priorities(opened.priorities.priorities_of(rows), initial, later, words[UPDATED + rows])
+    yield from _wrong_priorities(opened.prioritized.priorities.of(rows), initial, later, words[UPDATED + rows])
     yield from _wrong_queue(opened, words)
 
 

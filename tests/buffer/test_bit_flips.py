@@ -26,8 +26,8 @@ class Opened:
     """A buffer with everything that is kept in files."""
 
     def __init__(self, path: Path) -> None:
-        self.priorities = Prioritized(epsilon=0.0, seed=1)
-        self.limits = limited(self.priorities, max_times_sampled=9)
+        self.prioritized = Prioritized(epsilon=0.0, seed=1)
+        self.limits = limited(self.prioritized, max_times_sampled=9)
         limiter = RateLimiter(1, max_insert=CAPACITY, max_sample=CAPACITY)
         self.buffer = StoreBuffer(CAPACITY, path=str(path), sampler=self.limits, limiter=limiter)
         try:
@@ -42,14 +42,14 @@ class Opened:
     def contents(self) -> Any:
         """All that the next process has from this one."""
         buffer, rows = self.buffer, self.buffer.table.rows_by_age()
-        place = self.queue.sampler._place
+        place = self.queue.sampler.queue.place
         return (
             [(item.index, repr(item.data), sorted(item.meta.items())) for item in buffer],
             buffer.committed,
             buffer.table.next_row,
-            self.priorities.priorities_of(rows).tolist(),
-            self.priorities.max_priority,
-            self.priorities.step,
+            self.prioritized.priorities.of(rows).tolist(),
+            self.prioritized.priorities.max_priority,
+            self.prioritized.step,
             self.limits.uses_of(rows).tolist(),
             self.buffer.limiter.state(),
             (place.next, place.unseen, place.ends),

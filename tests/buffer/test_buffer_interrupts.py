@@ -156,7 +156,7 @@ def extend_all(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
 
 
 def extend_with_priorities(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
-    priority = np.full(3, 2.0) if buffer.sampler.has_priorities else None
+    priority = np.full(3, 2.0) if buffer.sampler.priorities is not None else None
     numbers = [20, 21, 22]
     if kind.is_of_episodes:
         buffer.extend_elements([kind.element(i) for i in numbers], priority=priority, commit={'cursor': 1})
@@ -200,7 +200,7 @@ def update_meta(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
 
 
 def update_priorities(kind: Kind, buffer: StoreBuffer, path: Path) -> None:
-    if buffer.sampler.has_priorities:
+    if buffer.sampler.priorities is not None:
         buffer.update_priorities(np.array([5, 6, 7, 11]), np.array([0.5, 2.0, 2.5, 4.0]))
 
 
@@ -370,7 +370,7 @@ def use_on(kind: Kind, buffer: StoreBuffer) -> None:
     found = contents(buffer)
     assert [found[str(row)][1] for row in rows] == [kind.meta(i) or {} for i in numbers]
     buffer.delete(str(rows[1]))
-    if buffer.sampler.has_priorities:
+    if buffer.sampler.priorities is not None:
         buffer.update_priorities(np.array(rows), np.linspace(1, 2, len(rows)))
     examine(kind, buffer)
 

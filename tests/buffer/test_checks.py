@@ -35,7 +35,7 @@ TAKES = {
     'longest': lambda n: len(filled(every=2).sample_episodes(1, groupby='env', max_length=n).lengths),
     'uses': lambda n: filled(sampler=limited(Uniform(), max_times_sampled=n)).sample_batch(2).rows.shape,
     'age': lambda n: limited(Uniform(), max_age=n).max_age,
-    'times': lambda n: Fifo(n).times,
+    'times': lambda n: Fifo(n).max_times,
     'prefetch': lambda n: filled(prefetch=n).sample_batch(2).rows.shape,
     'least': lambda n: RateLimiter(n).min_size_to_sample,
     'unrolled': lambda n: [len(steps) for steps in grouped().sample(1, groupby='g', unroll_len=n)],

@@ -478,7 +478,7 @@ def sampled(path: Path, size: int = 10) -> StoreBuffer:
 def kept(buffer: StoreBuffer) -> Dict[str, tuple]:
     """Uses and priorities."""
     rows, sampler = buffer.table.rows_by_age(), buffer.sampler
-    values = zip(sampler.uses_of(rows).tolist(), sampler.sampler.priorities_of(rows).tolist())
+    values = zip(sampler.uses_of(rows).tolist(), sampler.sampler.priorities.of(rows).tolist())
     return dict(zip(map(str, rows.tolist()), values))
 
 
@@ -564,21 +564,21 @@ def test_reopened_buffer_has_its_priorities(tmp_path: Path) -> None:
     buffer.extend(columns, priority=[7.0, 0.25])
     buffer.sample_batch(4)
     buffer.update_priorities(np.array([7, 9, 7, 1]), np.array([3.0, 2.0, 5.0, 99.0]))
-    expected = buffer.sampler.priorities_of(buffer.table.rows_by_age())
+    expected = buffer.sampler.priorities.of(buffer.table.rows_by_age())
     buffer.close()
     buffer = StoreBuffer(10, path=str(tmp_path), sampler=Prioritized(seed=0))
     rows = buffer.table.rows_by_age()
-    assert buffer.sampler.priorities_of(rows) == pytest.approx(expected)
+    assert buffer.sampler.priorities.of(rows) == pytest.approx(expected)
     found = dict(zip(rows.tolist(), expected))
     assert [round(found[row], 6) for row in (7, 8, 9, 14, 15)] == [5.0, 1.0, 2.0, 7.0, 0.25]
     assert buffer.sampler.step == 1
-    assert buffer.sampler.max_priority == 7.0
+    assert buffer.sampler.priorities.max_priority == 7.0
     # A row that takes over a slot does not inherit what was there.
     buffer.resize(8)
     rows = buffer.extend(columns)
     buffer.close()
     buffer = StoreBuffer(8, path=str(tmp_path), sampler=Prioritized(seed=0))
-    assert buffer.sampler.priorities_of(rows) == pytest.approx([7.0, 7.0])
-    assert buffer.sampler.priorities_of(np.array([14, 15])) == pytest.approx([7.0, 0.25])
+    assert buffer.sampler.priorities.of(rows) == pytest.approx([7.0, 7.0])
+    assert buffer.sampler.priorities.of(np.array([14, 15])) == pytest.approx([7.0, 0.25])
     assert buffer.check() == []
     buffer.close()

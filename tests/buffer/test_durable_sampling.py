@@ -15,6 +15,7 @@ from sampling_crashes import QUEUED, SamplingWorker, verify
 from ding_store.buffer import Fifo, Prioritized, RankPrioritized, RateLimiter, StoreBuffer, Uniform, limited
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.slot_values import SlotValues
+from ding_store.buffer.samplers.fifo import Queue
 from ding_store.buffer.samplers.limited import Limited
 from ding_store.buffer.samplers.rate_limiter import RateLimiter as Limiter
 from ding_store.buffer.table import table as table_module
@@ -140,8 +141,8 @@ def test_view_counts_restart_in_the_next_process(tmp_path: Path) -> None:
     view.sample_batch(2)
     buffer.close()
     buffer, view = opened()
-    assert buffer.sampler.priorities_of(rows) == pytest.approx([5.0, 2.0, 3.0])
-    assert view.sampler.sampler.priorities_of(rows) == pytest.approx([1.0, 1.0, 1.0])
+    assert buffer.sampler.priorities.of(rows) == pytest.approx([5.0, 2.0, 3.0])
+    assert view.sampler.sampler.priorities.of(rows) == pytest.approx([1.0, 1.0, 1.0])
     assert view.sampler.uses_of(rows).sum() == 0
     buffer.close()
 
@@ -155,11 +156,11 @@ def test_priority_of_one_row_may_be_a_scalar(has_path: bool, tmp_path: Path) -> 
     with pytest.raises(PriorityError, match='shape'):
         buffer.update_priorities(rows, [torch.ones(1), torch.ones(2), torch.ones(3)])
     expected = [3.0, 4.0, 1.0]
-    assert buffer.sampler.priorities_of(rows) == pytest.approx(expected)
+    assert buffer.sampler.priorities.of(rows) == pytest.approx(expected)
     buffer.close()
     if has_path:
         buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
-        assert buffer.sampler.priorities_of(rows[:2]) == pytest.approx(expected[:2])
+        assert buffer.sampler.priorities.of(rows[:2]) == pytest.approx(expected[:2])
         buffer.close()
 
 
@@ -172,7 +173,7 @@ def test_rows_never_updated_keep_their_first_priority(kind: Any, tmp_path: Path)
     buffer.extend(columns(2), priority=[2.0, 3.0])
     expected = [50.0, 1.0, 1.0, 50.0, 2.0, 3.0]
     for _ in range(2):
-        assert buffer.sampler.priorities_of(np.arange(6)) == pytest.approx(expected, rel=1e-3)
+        assert buffer.sampler.priorities.of(np.arange(6)) == pytest.approx(expected, rel=1e-3)
         buffer.close()
         buffer = StoreBuffer(8, path=str(tmp_path), sampler=kind())
     buffer.close()
@@ -192,7 +193,7 @@ def test_row_after_a_killed_push_gets_the_default_priority(tmp_path: Path) -> No
     assert buffer.extend(columns(1)).tolist() == [0]
     buffer.close()
     buffer = opened()
-    assert buffer.sampler.priorities_of(np.array([0])) == pytest.approx([1.0])
+    assert buffer.sampler.priorities.of(np.array([0])) == pytest.approx([1.0])
     buffer.close()
 
 
@@ -203,7 +204,7 @@ def test_largest_priority_of_a_deleted_row_is_kept(tmp_path: Path) -> None:
     buffer.close()
     buffer = StoreBuffer(4, path=str(tmp_path), sampler=Prioritized(epsilon=0.0))
     rows = buffer.extend(columns(1))
-    assert buffer.sampler.priorities_of(rows) == pytest.approx([9.0])
+    assert buffer.sampler.priorities.of(rows) == pytest.approx([9.0])
     buffer.close()
 
 
@@ -218,13 +219,13 @@ def test_largest_priority_after_all_its_rows_left_is_default(tmp_path: Path) -> 
     buffer.close()
     buffer = opened()
     rows = buffer.extend(columns(1))
-    assert buffer.sampler.priorities_of(rows) == pytest.approx([9.0])
+    assert buffer.sampler.priorities.of(rows) == pytest.approx([9.0])
     # After a clear it begins anew, as in the process itself.
     buffer.clear()
     buffer.close()
     buffer = opened()
     rows = buffer.extend(columns(1))
-    assert buffer.sampler.priorities_of(rows) == pytest.approx([1.0])
+    assert buffer.sampler.priorities.of(rows) == pytest.approx([1.0])
     buffer.close()
 
 
@@ -242,7 +243,7 @@ def test_loaded_rows_inherit_no_sampler_state(tmp_path: Path) -> None:
     buffer.close()
     buffer = StoreBuffer(6, path=path, sampler=limited(Prioritized(epsilon=0.0), max_times_sampled=9))
     assert buffer.sampler.uses_of(rows).tolist() == [0] * 6
-    assert len(set(buffer.sampler.sampler.priorities_of(rows).round(6).tolist())) == 1
+    assert len(set(buffer.sampler.sampler.priorities.of(rows).round(6).tolist())) == 1
     buffer.close()
 
 
@@ -263,7 +264,7 @@ def test_forked_child_and_closed_buffer_record_nothing(tmp_path: Path) -> None:
     buffer.limiter.load_state({'num_inserts': 70, 'num_samples': 70})
     buffer = opened()
     assert buffer.sampler.uses_of(rows).sum() == 0
-    assert buffer.sampler.sampler.priorities_of(rows) == pytest.approx([2.0] * 6)
+    assert buffer.sampler.sampler.priorities.of(rows) == pytest.approx([2.0] * 6)
     assert buffer.limiter.state() == {'num_inserts': 6, 'num_samples': 0}
     buffer.close()
 
@@ -309,13 +310,14 @@ def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
     delivered = Limited.delivered
 
     def late(self: Limited, rows: np.ndarray) -> Any:
-        kept, self._uses._kept = self._uses._kept, None
+        counts = self._uses.counts
+        kept, counts._kept = counts._kept, None
         leaving = delivered(self, rows)
-        self._uses._kept = kept
+        counts._kept = kept
         if hasattr(self, '_last'):
             kept.set(*self._last)
         slots, found = self._index.find(rows)
-        self._last = slots[found], rows[found], self._uses._counts[slots[found]]
+        self._last = slots[found], rows[found], counts._counts[slots[found]]
         return leaving
 
     monkeypatch.setattr(Limited, 'delivered', late)
@@ -323,14 +325,14 @@ def counts_uses_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def moves_the_queue_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queue's place is on record at the next sample."""
-    put = Fifo._put_on_record
+    put = Queue.put_on_record
 
-    def late(self: Fifo) -> None:
-        place, self._place = self._place, getattr(self, '_last', self._place)
+    def late(self: Queue) -> None:
+        place, self.place = self.place, getattr(self, '_last', self.place)
         put(self)
-        self._last = self._place = place
+        self._last = self.place = place
 
-    monkeypatch.setattr(Fifo, '_put_on_record', late)
+    monkeypatch.setattr(Queue, 'put_on_record', late)
 
 
 def counts_inserts_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,4 +260,4 @@ def test_updates_of_deleted_rows_are_counted() -> None:
     buffer.extend({'x': np.arange(10)})
     batch = buffer.sample_batch(4)
     buffer.update_priorities(batch.rows, [1.0] * 4)
-    assert buffer.sampler.num_stale_updates == 4
+    assert buffer.sampler.priorities.num_stale_updates == 4

@@ -80,7 +80,7 @@ def _findings(opened: Loaded, words: Any) -> Iterator[str]:
     words[INSERTED] = counts['num_inserts']
     if items:
         # A queue's place, or priorities, of rows that were replaced would be those of others now.
-        is_seen = opened.sampler.priorities_of(np.array([int(item.index) for item in items])) == 7.0
+        is_seen = opened.sampler.priorities.of(np.array([int(item.index) for item in items])) == 7.0
         place = len(items) - opened.queue.sampler.num_left()
         if place not in (0, BATCH) or (is_seen[BATCH:].any() and not is_seen.all()):
             yield f'after a load of {name!r} the queue goes on at {place}, priorities are 7 of {is_seen}'

@@ -49,7 +49,7 @@ def test_packed_rows_keep_metas_priorities_and_uses(tmp_path: Path) -> None:
     assert buffer.schema is None
     for _ in range(2):
         assert numbers(buffer) == [('0', 0, {'i': 0}), ('1', 5, {'i': 5}), ('2', 1, {'i': 1})]
-        assert buffer.sampler.sampler.priorities_of(rows).tolist() == pytest.approx([2.0, 3.0])  # made of masses
+        assert buffer.sampler.sampler.priorities.of(rows).tolist() == pytest.approx([2.0, 3.0])  # made of masses
         assert buffer.sampler.uses_of(rows).tolist() == [1, 1]
         assert not list(tmp_path.glob('*.column'))[len(packet_file.SPECS) :]
         buffer.close()

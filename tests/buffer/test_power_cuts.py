@@ -105,8 +105,8 @@ class Sampled(StoreBuffer):
     """A buffer whose samplers and limiter keep something: priorities, uses, a queue's place, counts."""
 
     def __init__(self, size: int, path: str, fsync: bool = False) -> None:
-        self.priorities = Prioritized(epsilon=0.0, seed=1)
-        self.limits = limited(self.priorities, max_times_sampled=99)
+        self.prioritized = Prioritized(epsilon=0.0, seed=1)
+        self.limits = limited(self.prioritized, max_times_sampled=99)
         limiter = RateLimiter(1, timeout_s=0, max_insert=4, max_sample=4)
         super().__init__(size, path=path, fsync=fsync, sampler=self.limits, limiter=limiter)
         self.queue = persistent_queue(self)
@@ -123,7 +123,7 @@ def kept(buffer: StoreBuffer) -> Dict[str, float]:
         'samples': buffer.limiter.state()['num_samples'],
         'place of the queue': rows[len(rows) - num_left] if num_left else buffer.table.next_row,
     }
-    for name, values in (('uses', buffer.limits.uses_of(rows)), ('priority', buffer.priorities.priorities_of(rows))):
+    for name, values in (('uses', buffer.limits.uses_of(rows)), ('priority', buffer.prioritized.priorities.of(rows))):
         made.update({f'{name} of row {row}': value for row, value in zip(rows.tolist(), values.tolist())})
     return made
 

@@ -60,11 +60,11 @@ def test_rows_are_found_by_their_numbers_alone(capacity: int) -> None:
     assert rows[0] == 10**15
     nobody = [-1, -capacity, capacity - 1, 2**53 + 1, 2**62, 2**63 - 1, -(2**63), rows[0] - capacity, rows[-1] + 1]
     for row in nobody:
-        sampler.update(np.array([row]), [5.0])
-    assert sampler.num_stale_updates == len(nobody)
+        sampler.priorities.update(np.array([row]), [5.0])
+    assert sampler.priorities.num_stale_updates == len(nobody)
     priority = 2.0 + np.arange(capacity)
-    sampler.update(rows, priority)
-    assert sampler.priorities_of(rows).tolist() == priority.tolist()
+    sampler.priorities.update(rows, priority)
+    assert sampler.priorities.of(rows).tolist() == priority.tolist()
 
 
 @pytest.mark.parametrize('numba', ['0', '1'])
@@ -74,7 +74,7 @@ def test_rows_are_drawn_in_proportion_to_priorities(alpha: float, numba: str, mo
     table = table_of(40)
     sampler = attached(table, alpha=alpha, epsilon=0.0)
     priority = np.linspace(0.1, 5, 40)
-    sampler.update(np.arange(40), priority)
+    sampler.priorities.update(np.arange(40), priority)
     shares = priority**alpha / (priority**alpha).sum()
     # Strata make the counts less spread than independent draws, so that this quantile (p = 0.999, 39 degrees of
     # freedom) is rarely come near to; with a share wrong by a third it is passed by far.
@@ -87,12 +87,12 @@ def test_rank_draws_follow_their_shares() -> None:
     table = table_of(40)
     sampler = attached(table, RankPrioritized, alpha=0.7)
     priority = np.random.RandomState(1).permutation(40) + 0.5
-    sampler.update(np.arange(40), priority)
+    sampler.priorities.update(np.arange(40), priority)
     sampler.sort()
     shares = (40 - priority + 0.5) ** -0.7
     assert chi_square(counts_of(sampler, table, 40, 20_000), shares / shares.sum()) < 72.1
     # An outlier counts no more than its place.
-    sampler.update(np.array([int(priority.argmax())]), [1e9])
+    sampler.priorities.update(np.array([int(priority.argmax())]), [1e9])
     sampler.sort()
     assert chi_square(counts_of(sampler, table, 40, 20_000), shares / shares.sum()) < 72.1
 
@@ -101,28 +101,28 @@ def test_ranks_between_sorts_are_about_right() -> None:
     random = np.random.RandomState(0)
     table = table_of(2000, 2000)
     sampler = attached(table, RankPrioritized, sort_every=10**9)
-    sampler.update(np.arange(2000), random.lognormal(size=2000))
+    sampler.priorities.update(np.arange(2000), random.lognormal(size=2000))
     sampler.sort()
     for rows in np.array_split(random.permutation(2000), 40):
-        sampler.update(rows, random.lognormal(size=len(rows)))
-    kept = sampler._tree.masses[:2000].copy()
-    total = sampler._tree.total
+        sampler.priorities.update(rows, random.lognormal(size=len(rows)))
+    kept = sampler.priorities.masses.tree.masses[:2000].copy()
+    total = sampler.priorities.masses.tree.total
     sampler.sort()
-    exact = sampler._tree.masses[:2000]
-    assert sampler._tree.total == pytest.approx(total, rel=0.35)
+    exact = sampler.priorities.masses.tree.masses[:2000]
+    assert sampler.priorities.masses.tree.total == pytest.approx(total, rel=0.35)
     assert np.corrcoef(np.log(kept), np.log(exact))[0, 1] > 0.95
 
 
 def test_new_rows_share_the_first_ranks() -> None:
     table = table_of(1000, 2000)
     sampler = attached(table, RankPrioritized, sort_every=10**9)
-    sampler.update(np.arange(1000), np.random.RandomState(0).rand(1000))
+    sampler.priorities.update(np.arange(1000), np.random.RandomState(0).rand(1000))
     sampler.sort()
     for _ in range(100):
         push(table, 1)
     draw(sampler, table, 1)
     # Were each of them of rank 1, they would have nearly all of the mass.
-    new = sampler._tree.masses[table.index.find(np.arange(1000, 1100))[0]]
+    new = sampler.priorities.masses.tree.masses[table.index.find(np.arange(1000, 1100))[0]]
     assert new.tolist() == pytest.approx((np.arange(1, 101) ** -0.7).tolist())
 
 
@@ -133,20 +133,20 @@ def test_ranks_are_sorted_at_intervals(changes: Dict[str, Any]) -> None:
     random = np.random.RandomState(0)
     for _ in range(400):
         rows = random.randint(0, 50, 5)
-        sampler.update(rows, random.rand(5))
+        sampler.priorities.update(rows, random.rand(5))
     if changes['sort_every'] == 7:
         # At most the last rows since a sort are away from their exact rank.
-        masses = np.sort(sampler._tree.masses[:50])[::-1]
+        masses = np.sort(sampler.priorities.masses.tree.masses[:50])[::-1]
         assert masses.tolist() == pytest.approx((np.arange(1, 51) ** -0.7).tolist(), rel=0.3)
-    assert (sampler._counts >= 0).all()
-    assert sampler._counts.sum() == 50
+    assert (sampler.priorities.masses._counts >= 0).all()
+    assert sampler.priorities.masses._counts.sum() == 50
 
 
 def test_importance_weights_follow_their_formula() -> None:
     table = table_of(20)
     sampler = attached(table, alpha=0.7, beta=0.5, beta_anneal_steps=0, epsilon=0.0, beta_end=0.5)
     priority = np.arange(1.0, 21.0)
-    sampler.update(np.arange(20), priority)
+    sampler.priorities.update(np.arange(20), priority)
     # (N P(i)) ** -beta over the largest, written out.
     shares = priority**0.7 / (priority**0.7).sum()
     weights = (20 * shares) ** -0.5
@@ -174,19 +174,19 @@ def test_beta_grows_with_the_batches() -> None:
 def test_new_rows_get_the_largest_priority_seen(kind: Any) -> None:
     table = table_of(5)
     sampler = attached(table, kind)
-    assert sampler.priorities_of(np.arange(5)).tolist() == pytest.approx([1.0] * 5)
-    sampler.update(np.arange(2), [7.0, 3.0])
+    assert sampler.priorities.of(np.arange(5)).tolist() == pytest.approx([1.0] * 5)
+    sampler.priorities.update(np.arange(2), [7.0, 3.0])
     rows = push(table, 1)
-    sampler.update(np.array([0]), [0.5])
+    sampler.priorities.update(np.array([0]), [0.5])
     rows = np.append(rows, push(table, 2))
-    assert sampler.priorities_of(rows).tolist() == pytest.approx([7.0] * 3)
-    sampler.insert(push(table, 2), [0.25, 9.0])
-    assert sampler.priorities_of(np.arange(7, 12)).tolist() == pytest.approx(
+    assert sampler.priorities.of(rows).tolist() == pytest.approx([7.0] * 3)
+    sampler.priorities.insert(push(table, 2), [0.25, 9.0])
+    assert sampler.priorities.of(np.arange(7, 12)).tolist() == pytest.approx(
         [7.0, 0.25, 9.0, np.nan, np.nan], nan_ok=True
     )
-    assert sampler.max_priority == 9.0
+    assert sampler.priorities.max_priority == 9.0
     table.clear()
-    assert sampler.priorities_of(push(table, 1)).tolist() == pytest.approx([1.0])
+    assert sampler.priorities.of(push(table, 1)).tolist() == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -194,21 +194,21 @@ def test_updates_of_deleted_rows_are_counted(kind: Any) -> None:
     table = table_of(70)
     sampler = attached(table, kind)
     table.delete(np.array([30]))
-    before = sampler.priorities_of(np.arange(70))
-    sampler.update(np.array([3, 30, 40, 99, -1]), [100.0, 100.0, 2.0, 100.0, 100.0])
-    assert sampler.num_stale_updates == 4
+    before = sampler.priorities.of(np.arange(70))
+    sampler.priorities.update(np.array([3, 30, 40, 99, -1]), [100.0, 100.0, 2.0, 100.0, 100.0])
+    assert sampler.priorities.num_stale_updates == 4
     # They count for nothing: neither for other rows, nor as the largest seen.
-    assert sampler.max_priority == 2.0
+    assert sampler.priorities.max_priority == 2.0
     before[40] = 2.0
-    assert sampler.priorities_of(np.arange(70)).tolist() == pytest.approx(before.tolist(), nan_ok=True)
+    assert sampler.priorities.of(np.arange(70)).tolist() == pytest.approx(before.tolist(), nan_ok=True)
 
 
 def test_update_of_a_repeated_row_keeps_the_last_priority() -> None:
     for kind in BOTH:
         table = table_of(10)
         sampler = attached(table, kind)
-        sampler.update(np.array([4, 5, 4, 4]), [1.0, 2.0, 9.0, 3.0])
-        assert sampler.priorities_of(np.array([4, 5])).tolist() == pytest.approx([3.0, 2.0])
+        sampler.priorities.update(np.array([4, 5, 4, 4]), [1.0, 2.0, 9.0, 3.0])
+        assert sampler.priorities.of(np.array([4, 5])).tolist() == pytest.approx([3.0, 2.0])
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -219,10 +219,10 @@ def test_update_of_a_repeated_row_keeps_the_last_priority() -> None:
 def test_bad_priorities_change_nothing(kind: Any, bad: Any) -> None:
     table = table_of(10)
     sampler = attached(table, kind)
-    sampler.update(np.arange(10), np.arange(10.0))
+    sampler.priorities.update(np.arange(10), np.arange(10.0))
     before = sampler.state()
     with pytest.raises(PriorityError, match='priorit') as caught:
-        sampler.update(np.array([2, 3]), bad)
+        sampler.priorities.update(np.array([2, 3]), bad)
     # DI-engine takes a ValueError for a shortage of data.
     assert not isinstance(caught.value, (ValueError, AssertionError))
     after = sampler.state()
@@ -235,16 +235,16 @@ def test_updates_accept_any_array_type(numba: str, monkeypatch: pytest.MonkeyPat
     table = table_of(75)
     sampler = attached(table)
     # Strided, of other types, read-only, by place and moved.
-    sampler.update(np.arange(25, 75, dtype=np.int32)[::2], np.arange(50, dtype=np.float32)[::2])
+    sampler.priorities.update(np.arange(25, 75, dtype=np.int32)[::2], np.arange(50, dtype=np.float32)[::2])
     fixed = np.arange(1.0, 4.0)
     fixed.flags.writeable = False
-    sampler.update([26, 28, 30], fixed)
-    assert sampler.priorities_of(np.array([25, 27, 73, 28])).tolist() == pytest.approx([0.0, 2.0, 48.0, 2.0], abs=1e-6)
+    sampler.priorities.update([26, 28, 30], fixed)
+    assert sampler.priorities.of(np.array([25, 27, 73, 28])).tolist() == pytest.approx([0.0, 2.0, 48.0, 2.0], abs=1e-6)
     table.delete(np.array([40, 41]))
     moved = push(table, 2)
     assert (table.index.find(moved)[0] != moved % 50).any()
-    sampler.update(np.append(moved, 74), [5.0, 6.0, 7.0])
-    assert sampler.priorities_of(np.append(moved, 74)).tolist() == pytest.approx([5.0, 6.0, 7.0])
+    sampler.priorities.update(np.append(moved, 74), [5.0, 6.0, 7.0])
+    assert sampler.priorities.of(np.append(moved, 74)).tolist() == pytest.approx([5.0, 6.0, 7.0])
 
 
 def test_prioritized_invalid_settings_are_refused() -> None:
@@ -261,7 +261,7 @@ def test_prioritized_invalid_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match='one table'):
         sampler.attach(table_of(3).index)
     with pytest.raises(PriorityError, match='no table'):
-        Prioritized().update(np.array([1]), [1.0])
+        Prioritized().priorities.update(np.array([1]), [1.0])
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -280,15 +280,15 @@ def test_prioritized_sample_from_too_few_rows_raises(kind: Any) -> None:
 def test_rows_of_priority_zero_are_not_drawn() -> None:
     table = table_of(10)
     sampler = attached(table, epsilon=0.0)
-    sampler.update(np.arange(10), [0.0] * 10)
+    sampler.priorities.update(np.arange(10), [0.0] * 10)
     with pytest.raises(NotEnoughData, match='priority above 0'):
         draw(sampler, table, 4)
-    sampler.update(np.array([6]), [0.1])
+    sampler.priorities.update(np.array([6]), [0.1])
     assert draw(sampler, table, 4).tolist() == [6] * 4
     # With an epsilon even a priority of 0 has its chance.
     sampler = attached(table_of(10), epsilon=1e-3)
-    sampler.update(np.arange(10), [0.0] * 10)
-    assert sampler._tree.total == pytest.approx(10 * 1e-3**0.6)
+    sampler.priorities.update(np.arange(10), [0.0] * 10)
+    assert sampler.priorities.masses.tree.total == pytest.approx(10 * 1e-3**0.6)
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -296,7 +296,7 @@ def test_sample_range_draws_by_age_and_priority(kind: Any) -> None:
     table = table_of(60)
     table.delete(np.array([20, 21]))
     sampler = attached(table, kind)
-    sampler.update(np.arange(10, 60), np.linspace(0.01, 1, 50))
+    sampler.priorities.update(np.arange(10, 60), np.linspace(0.01, 1, 50))
     for window, rows in ((slice(-3, None), {57, 58, 59}), (slice(0, 2), {10, 11}), (slice(9, 12), {19, 22, 23})):
         drawn = np.concatenate([draw(sampler, table, 4, replace=True, sample_range=window) for _ in range(50)])
         assert set(drawn.tolist()) == rows
@@ -305,7 +305,7 @@ def test_sample_range_draws_by_age_and_priority(kind: Any) -> None:
     counts = np.zeros(3)
     for _ in range(2000):
         np.add.at(counts, draw(sampler, table, 2, replace=True, sample_range=slice(-3, None)) - 57, 1)
-    masses = sampler._tree.masses[table.index.find(np.array([57, 58, 59]))[0]]
+    masses = sampler.priorities.masses.tree.masses[table.index.find(np.array([57, 58, 59]))[0]]
     assert chi_square(counts, masses / masses.sum()) < 13.8  # p = 0.999, 2 degrees of freedom
 
 
@@ -323,7 +323,7 @@ def test_seeded_draws_are_equal_with_and_without_numba(
         for _ in range(30):
             rows = draw(sampler, table, 64)
             drawn += [rows.tolist(), sampler.weights(table.index.find(rows)[0]).tolist()]
-            sampler.update(rows, random.lognormal(size=64))
+            sampler.priorities.update(rows, random.lognormal(size=64))
             push(table, 17)
             table.delete(rows[:3])
         return drawn
@@ -341,7 +341,7 @@ def test_state_restores_the_sampler(kind: Any) -> None:
     table.delete(np.array([40, 45, 50]))
     for _ in range(10):
         sampler.weights(sampler.choose(table.index, 8))
-        sampler.update(random.randint(25, 80, 9), random.rand(9) * 10)
+        sampler.priorities.update(random.randint(25, 80, 9), random.rand(9) * 10)
     state = sampler.state()
     assert all(isinstance(value, np.ndarray) for value in state.values())
     # The same rows in other slots.
@@ -358,8 +358,8 @@ def test_state_restores_the_sampler(kind: Any) -> None:
     assert all(np.array_equal(state[name], again[name]) for name in state)
     assert twin.beta == sampler.beta
     rows = table.rows_by_age()
-    assert twin.priorities_of(rows).tolist() == sampler.priorities_of(rows).tolist()
-    assert twin._random.random_sample() == sampler._random.random_sample()
+    assert twin.priorities.of(rows).tolist() == sampler.priorities.of(rows).tolist()
+    assert twin.draws._random.random_sample() == sampler.draws._random.random_sample()
 
 
 def test_state_of_another_sampler_is_refused() -> None:
@@ -378,12 +378,12 @@ def test_state_of_another_sampler_is_refused() -> None:
 def test_several_samplers_on_one_table_are_independent(kind: Any) -> None:
     table = table_of(10, 10)
     one, other = attached(table, kind), attached(table, kind)
-    one.update(np.arange(10), [1e6] + [1e-6] * 9)
-    other.update(np.arange(10), [1e-6] * 9 + [1e6])
-    assert one.priorities_of(np.array([0, 9])).tolist() == pytest.approx([1e6, 1e-6], rel=1e-3, abs=1e-6)
+    one.priorities.update(np.arange(10), [1e6] + [1e-6] * 9)
+    other.priorities.update(np.arange(10), [1e-6] * 9 + [1e6])
+    assert one.priorities.of(np.array([0, 9])).tolist() == pytest.approx([1e6, 1e-6], rel=1e-3, abs=1e-6)
     push(table, 1)
     for sampler in (one, other):
-        assert sampler.priorities_of(np.array([10])).tolist() == pytest.approx([1e6])
+        assert sampler.priorities.of(np.array([10])).tolist() == pytest.approx([1e6])
         assert 0 not in draw(sampler, table, 10)
     del one, sampler
     gc.collect()
@@ -394,7 +394,7 @@ def test_several_samplers_on_one_table_are_independent(kind: Any) -> None:
 def test_refused_push_leaves_the_priorities(kind: Any) -> None:
     table = table_of(50)
     sampler = attached(table, kind)
-    sampler.update(np.arange(50), np.arange(50.0))
+    sampler.priorities.update(np.arange(50), np.arange(50.0))
     before = sampler.state()
     for num_rows in (1, 7):
         with pytest.raises(SchemaMismatch), table.writing(num_rows):
@@ -448,7 +448,7 @@ class PrioritiesModel(RuleBasedStateMachine):
         priorities = [self.largest] * num_rows
         if data.draw(st.booleans()):
             priorities = data.draw(st.lists(st.floats(0.01, 50), min_size=num_rows, max_size=num_rows))
-            self.sampler.insert(np.array(rows), priorities)
+            self.sampler.priorities.insert(np.array(rows), priorities)
         for row, priority in zip(rows, priorities):
             self.rows[row] = priority
         self._evict()
@@ -464,7 +464,8 @@ class PrioritiesModel(RuleBasedStateMachine):
 
     @rule(pairs=st.lists(st.tuples(st.integers(0, 60), st.floats(0.01, 100)), max_size=6))
     def update(self, pairs: List[Any]) -> None:
-        self.sampler.update(np.array([row for row, _ in pairs], np.int64), [priority for _, priority in pairs])
+        rows = np.array([row for row, _ in pairs], np.int64)
+        self.sampler.priorities.update(rows, [priority for _, priority in pairs])
         for row, priority in pairs:
             if row in self.rows:
                 self.rows[row] = priority
@@ -500,14 +501,15 @@ class PrioritiesModel(RuleBasedStateMachine):
     def agrees(self) -> None:
         known = sorted(self.rows)
         priorities = [self.rows[row] for row in known]
-        assert self.sampler.priorities_of(np.array(known, np.int64)).tolist() == pytest.approx(priorities)
-        assert (self.sampler.max_priority, self.sampler.num_stale_updates) == (self.largest, self.num_stale)
+        assert self.sampler.priorities.of(np.array(known, np.int64)).tolist() == pytest.approx(priorities)
+        assert self.sampler.priorities.max_priority == self.largest
+        assert self.sampler.priorities.num_stale_updates == self.num_stale
         slots = self.table.index.find(np.array(known, np.int64))[0]
-        masses = self.sampler._tree.masses
+        masses = self.sampler.priorities.masses.tree.masses
         assert np.count_nonzero(masses) == len(known)
-        assert self.sampler._tree.total == pytest.approx(masses[slots].sum())
+        assert self.sampler.priorities.masses.tree.total == pytest.approx(masses[slots].sum())
         if known:
-            assert self.sampler._tree.smallest == masses[slots].min()
+            assert self.sampler.priorities.masses.tree.smallest == masses[slots].min()
 
 
 class RankPrioritiesModel(PrioritiesModel):

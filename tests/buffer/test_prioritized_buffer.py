@@ -34,7 +34,7 @@ def columns(count: int) -> Any:
 @pytest.mark.parametrize('kind', BOTH)
 def test_batches_have_weights_and_take_updates(kind: Any) -> None:
     buffer = filled(130, kind=kind)
-    assert buffer.sampler.has_priorities
+    assert buffer.sampler.priorities is not None
     batch = buffer.sample_batch(16)
     assert batch.weights.tolist() == [1.0] * 16 or kind is RankPrioritized
     buffer.update_priorities(np.arange(30, 130), [1e4 if row == 77 else 1e-3 for row in range(30, 130)])
@@ -49,7 +49,7 @@ def test_batches_have_weights_and_take_updates(kind: Any) -> None:
     # As policies have them.
     buffer.update_priorities(batch.rows, torch.ones(64))
     buffer.update_priorities([3, 5], [1.0, 2.0])
-    assert buffer.sampler.num_stale_updates == 2
+    assert buffer.sampler.priorities.num_stale_updates == 2
 
 
 @pytest.mark.parametrize('kind', BOTH)
@@ -58,10 +58,10 @@ def test_pushed_priorities_are_used(kind: Any) -> None:
     first = buffer.extend(columns(3), priority=[1.0, 2.0, 3.0])
     more = buffer.extend_elements(buffer.gather_batch(first).elements()[:2], priority=np.array([7.0, 0.5]))
     rows = np.concatenate([first, more, buffer.extend(columns(1))])
-    assert buffer.sampler.priorities_of(rows).tolist() == pytest.approx([1.0, 2.0, 3.0, 7.0, 0.5, 7.0])
+    assert buffer.sampler.priorities.of(rows).tolist() == pytest.approx([1.0, 2.0, 3.0, 7.0, 0.5, 7.0])
     # More than there is room for.
     rows = buffer.extend(columns(60), priority=np.arange(1.0, 61.0))
-    assert buffer.sampler.priorities_of(rows[10:]).tolist() == pytest.approx(np.arange(11.0, 61.0).tolist())
+    assert buffer.sampler.priorities.of(rows[10:]).tolist() == pytest.approx(np.arange(11.0, 61.0).tolist())
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -71,7 +71,7 @@ def test_priorities_of_any_policy_type_are_accepted(dtype: torch.dtype, as_list:
     buffer = filled(4)
     errors = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=dtype, requires_grad=True)
     buffer.update_priorities(np.arange(4), list(errors) if as_list else errors)
-    assert buffer.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.5, 1.0, 2.0, 4.0])
+    assert buffer.sampler.priorities.of(np.arange(4)).tolist() == pytest.approx([0.5, 1.0, 2.0, 4.0])
     steps = list(errors[:, None]) if as_list else errors[:, None]
     assert mixed_priority(steps).tolist() == pytest.approx([0.9 * 4 + 0.1 * 7.5 / 4])
     with pytest.raises(PriorityError):
@@ -108,7 +108,7 @@ def test_lists_have_weights_only_in_the_sampled_metas() -> None:
     buffer = filled(20)
     buffer.update_priorities(np.arange(20), np.arange(20.0))
     items = buffer.sample(10)
-    masses = np.array([buffer.sampler.priorities_of(np.array([int(item.index)]))[0] for item in items])
+    masses = np.array([buffer.sampler.priorities.of(np.array([int(item.index)]))[0] for item in items])
     weights = np.array([item.meta['priority_IS'] for item in items])
     assert np.argmin(weights) == np.argmax(masses)
     assert [buffer.get_by_index(item.index).meta for item in items] == [{}] * 10
@@ -142,10 +142,10 @@ def test_deep_copy_has_the_priorities_and_draws_the_same(kind: Any) -> None:
     buffer.update_priorities(np.arange(60, 130), np.linspace(0, 5, 70))
     twin = copy.deepcopy(buffer)
     rows = buffer.table.rows_by_age()
-    assert twin.sampler.priorities_of(rows).tolist() == buffer.sampler.priorities_of(rows).tolist()
+    assert twin.sampler.priorities.of(rows).tolist() == buffer.sampler.priorities.of(rows).tolist()
     assert sorted(twin.sample_batch(16).weights) == sorted(buffer.sample_batch(16).weights)
     twin.update_priorities(rows, np.zeros(len(rows)))
-    assert buffer.sampler.priorities_of(rows).max() == pytest.approx(5.0)
+    assert buffer.sampler.priorities.of(rows).max() == pytest.approx(5.0)
 
 
 def test_writers_and_learner_in_threads_keep_priorities_valid() -> None:
@@ -182,8 +182,8 @@ def test_writers_and_learner_in_threads_keep_priorities_valid() -> None:
     assert failures == []
     rows = buffer.table.rows_by_age()
     slots = buffer.table.index.find(rows)[0]
-    assert not np.isnan(buffer.sampler.priorities_of(rows)).any()
-    masses = buffer.sampler._tree.masses
+    assert not np.isnan(buffer.sampler.priorities.of(rows)).any()
+    masses = buffer.sampler.priorities.masses.tree.masses
     assert np.count_nonzero(masses) == np.count_nonzero(masses[slots]) == len(rows)
 
 
@@ -208,7 +208,7 @@ def test_data_fetcher_delivers_weights_and_updates(collate: str) -> None:
     ctx.train_output = [{'priority': None}, {'priority': [float(row) for row in rows]}]
     assert list(generator) == []
     assert len(ctx.train_output) == 1
-    assert buffer.sampler.priorities_of(rows).tolist() == pytest.approx(rows.tolist(), abs=1e-4)
+    assert buffer.sampler.priorities.of(rows).tolist() == pytest.approx(rows.tolist(), abs=1e-4)
 
 
 def test_data_fetcher_refuses_bad_priorities_and_waits() -> None:
@@ -243,7 +243,7 @@ def test_dqn_trains_by_priority(collate: str, monkeypatch: pytest.MonkeyPatch) -
         seen.append((task.ctx.train_iter, rows, np.asarray(priority)))
         update(rows, priority)
         # As the policy has said it, of a row that came twice the same twice.
-        assert np.allclose(buffer.sampler.priorities_of(rows), priority, rtol=1e-4, atol=1e-5)
+        assert np.allclose(buffer.sampler.priorities.of(rows), priority, rtol=1e-4, atol=1e-5)
 
     monkeypatch.setattr(buffer, 'update_priorities', update)
     frozen: List[int] = []
@@ -296,7 +296,7 @@ def test_wrapper_save_and_load_keep_priorities(tmp_path: Any) -> None:
     buffer.push([{'obs': torch.full((3,), float(i)), 'priority': 0.1 * i} for i in range(60)])
     buffer.update({'replay_unique_id': [15, None, 16, 3], 'priority': [4.0, 7.0, 100.0, 5.0]})
     rows = np.arange(10, 60)
-    priorities = buffer.buffer.sampler.priorities_of(rows)
+    priorities = buffer.buffer.sampler.priorities.of(rows)
     assert priorities[5:7].tolist() == pytest.approx([4.0, 8.0])
     assert priorities[7:].tolist() == pytest.approx((0.1 * np.arange(17, 60)).tolist())
     for _ in range(5):
@@ -304,7 +304,7 @@ def test_wrapper_save_and_load_keep_priorities(tmp_path: Any) -> None:
     # By itself, or since the first update: with the same elements come their priorities.
     for loaded in (make(priority=True), make()):
         loaded.load_state_dict(buffer.state_dict())
-        again = loaded.buffer.sampler.priorities_of(loaded.buffer.table.rows_by_age())
+        again = loaded.buffer.sampler.priorities.of(loaded.buffer.table.rows_by_age())
         assert again.tolist() == priorities.tolist()
         assert loaded.buffer.sampler.beta == buffer.buffer.sampler.beta
     smaller = make(size=20, priority=True)
@@ -315,7 +315,7 @@ def test_wrapper_save_and_load_keep_priorities(tmp_path: Any) -> None:
     kept.load_state_dict(buffer.state_dict())
     kept.close()
     kept = make(priority=True, path=path)
-    again = kept.buffer.sampler.priorities_of(kept.buffer.table.rows_by_age())
+    again = kept.buffer.sampler.priorities.of(kept.buffer.table.rows_by_age())
     assert again.tolist() == pytest.approx(priorities.tolist())
     kept.close()
 

@@ -140,7 +140,7 @@ class SamplerTests:
     def test_priorities_are_set_or_refused(self) -> None:
         buffer = self.filled()
         rows = np.array(self.sample(buffer, 4))
-        if buffer.sampler.has_priorities:
+        if buffer.sampler.priorities is not None:
             buffer.update_priorities(rows, [1.0] * 4)
             buffer.extend(columns(4, 60), priority=[2.0] * 4)
             return
@@ -331,7 +331,7 @@ def test_all_hooks_of_the_base_do_nothing() -> None:
     assert [sampler.delivered(rows), sampler.used(rows), sampler.num_left()] == [None] * 3
     assert sampler.may_deliver(rows)
     assert (sampler.state(), sampler.generators(), sampler.max_times, sampler.lock) == ({}, [], None, None)
-    with pytest.raises(NotImplementedError, match='Sampler must override choose'):
+    with pytest.raises(TypeError, match='Sampler draws no single rows'):
         StoreBuffer(3, sampler=sampler).sample_batch(1)
 
 

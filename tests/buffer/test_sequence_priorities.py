@@ -73,7 +73,7 @@ def test_priorities_pushed_before_their_sequence_ends_count() -> None:
     rows = {row for _ in range(50) for row in buffer.sample_sequences(8, LENGTH, 'env').rows[0].tolist()}
     assert rows <= set(range(1, 9))
     assert 8 in rows
-    assert buffer.sampler.priorities_of(np.array([8, 20])) == pytest.approx([8.0, 1000.0])
+    assert buffer.sampler.priorities.of(np.array([8, 20])) == pytest.approx([8.0, 1000.0])
 
 
 @pytest.mark.parametrize('prefetch', [0, 2])
@@ -96,7 +96,7 @@ def test_sequence_priorities_work_with_max_age(prefetch: int, tmp_path: Path) ->
                 assert (batch.rows[0] == 90).mean() > 0.5
                 assert batch.weights.shape == (8,)
         assert buffer.count() == 30
-        assert buffer.sampler.sampler.priorities_of(np.array([40, 90])) == pytest.approx([np.nan, 1000.0], nan_ok=True)
+        assert buffer.sampler.sampler.priorities.of(np.array([40, 90])) == pytest.approx([np.nan, 1000.0], nan_ok=True)
         buffer.close()
 
 
@@ -108,14 +108,14 @@ def test_new_starts_get_the_largest_priority() -> None:
     buffer.update_priorities(batch.rows[0], mixed_priority(errors))
     starts = np.unique(batch.rows[0], return_index=True)
     last = {row: mixed_priority(errors)[np.flatnonzero(batch.rows[0] == row)[-1]] for row in starts[0].tolist()}
-    assert buffer.sampler.priorities_of(starts[0]) == pytest.approx(list(last.values()))
+    assert buffer.sampler.priorities.of(starts[0]) == pytest.approx(list(last.values()))
     buffer.update_priorities(np.array([3]), [50.0])
     buffer.extend(columns(30, 30))
     new = buffer.sample_sequences(4, LENGTH, 'env', burn_in=1).rows[0]
-    assert (buffer.sampler.priorities_of(new) == 50.0).any()
+    assert (buffer.sampler.priorities.of(new) == 50.0).any()
     buffer.update_priorities(np.array([3]), [70.0])
-    assert buffer.sampler.num_stale_updates == 1
-    assert buffer.sampler.max_priority == 50.0
+    assert buffer.sampler.priorities.num_stale_updates == 1
+    assert buffer.sampler.priorities.max_priority == 50.0
 
 
 def test_sequence_priorities_work_with_overlap_and_prefetch() -> None:
@@ -141,7 +141,7 @@ def test_priorities_stay_through_a_resize_and_a_change_of_dones(size: int) -> No
     buffer.update_priorities(rows, rows + 1.0)
     buffer.resize(size)
     rows = buffer.table.rows_by_age()
-    assert buffer.sampler.priorities_of(rows) == pytest.approx(rows + 1.0)
+    assert buffer.sampler.priorities.of(rows) == pytest.approx(rows + 1.0)
     assert len(buffer.sample_sequences(8, LENGTH, 'env').rows)
     # Of the likeliest ones, many go over a step that is the last of its episode from now on.
     ended = rows[-40:-30]
@@ -150,9 +150,9 @@ def test_priorities_stay_through_a_resize_and_a_change_of_dones(size: int) -> No
         batch = buffer.sample_sequences(8, LENGTH, 'env')
         assert set(batch.rows[0].tolist()) <= set(starts_among(rows))
         assert not np.isin(batch.rows[:-1], ended).any()
-    assert buffer.sampler.priorities_of(batch.rows[0]) == pytest.approx(batch.rows[0] + 1.0)
+    assert buffer.sampler.priorities.of(batch.rows[0]) == pytest.approx(batch.rows[0] + 1.0)
     twin = copy.deepcopy(buffer)
-    assert twin.sampler.priorities_of(rows) == pytest.approx(rows + 1.0)
+    assert twin.sampler.priorities.of(rows) == pytest.approx(rows + 1.0)
     assert twin.sample_sequences(8, LENGTH, 'env').rows.shape == (LENGTH, 8)
 
 
@@ -162,7 +162,7 @@ def test_sequence_priorities_survive_a_restart(tmp_path: Path) -> None:
     buffer.update_priorities(starts, starts + 2.0)
     buffer.close()
     again = StoreBuffer(1000, sampler=SequencePrioritized(alpha=1.0, epsilon=0.0, seed=1), path=str(tmp_path))
-    assert again.sampler.priorities_of(starts) == pytest.approx(starts + 2.0)
+    assert again.sampler.priorities.of(starts) == pytest.approx(starts + 2.0)
     assert again.sampler.step == 1
     assert again.sample_sequences(8, LENGTH, 'env').weights.max() <= 1
     again.close()
@@ -245,10 +245,11 @@ class Model(RuleBasedStateMachine):
         # Now it has taken in everything.
         index = self.buffer.table.index
         slots, _ = index.find(np.array(list(windows)))
-        masses = self.sampler._tree.masses[slots]
+        masses = self.sampler.priorities.masses.tree.masses[slots]
         assert masses.tolist() == [self._mass(start, mass) for start, mass in zip(windows, masses.tolist())]
         others, _ = index.find(np.setdiff1d(self._live(), list(windows)))
-        assert not self.sampler._starts.contains(others).any() or not self.sampler._tree.masses[others].any()
+        masses = self.sampler.priorities.masses
+        assert not masses.starts.contains(others).any() or not masses.tree.masses[others].any()
 
     def _mass(self, start: int, default: float = 1.0) -> float:
         # One that nobody set is the largest at the time when it was seen to be a start.

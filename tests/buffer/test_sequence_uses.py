@@ -60,7 +60,7 @@ def test_sequence_is_sampled_at_most_the_limit(make: Any, how: dict, prefetch: i
     assert sum(uses.values()) > 3 * 4 * every - (4 if 'replace' in how else 4 * 3)
     assert buffer.count() == 40, 'other sequences share the rows'
     starts = np.array(list(uses))
-    assert buffer.sampler.uses_of_starts(starts).tolist() == list(uses.values())
+    assert buffer.sampler.uses_of(starts, starts=True).tolist() == list(uses.values())
     buffer.extend(columns(40, 20))
     again = used(buffer, **how)
     assert max((again + uses).values()) == 3
@@ -115,7 +115,7 @@ def test_sequence_uses_survive_a_restart(make: Any, tmp_path: Path) -> None:
         if not uses:
             buffer.extend(columns(0, 40))
         uses.update(buffer.sample_sequences(8, LENGTH, 'env').rows[0].tolist())
-        assert buffer.sampler.uses_of_starts(np.array(list(uses))).tolist() == list(uses.values())
+        assert buffer.sampler.uses_of(np.array(list(uses)), starts=True).tolist() == list(uses.values())
         buffer.close()
     assert max(uses.values()) == 2
     buffer = StoreBuffer(60, sampler=limited(make(), max_times_sampled=2), path=str(tmp_path))

@@ -67,7 +67,7 @@ def test_resize_keeps_priorities(options: dict) -> None:
     rows = buffer.extend_elements([transition(i) for i in range(14)], priority=np.arange(14.0) + 1)
     for size in (6, 30):
         buffer.resize(size)
-        assert buffer.sampler.priorities_of(rows[-6:]) == pytest.approx(np.arange(9.0, 15.0))
+        assert buffer.sampler.priorities.of(rows[-6:]) == pytest.approx(np.arange(9.0, 15.0))
         assert set(buffer.sample_batch(6, replace=True).rows) <= set(rows[-6:])
     buffer.close()
 
@@ -101,7 +101,7 @@ def prioritized(**options: Any) -> StoreBuffer:
 
 def check_rows(buffer: StoreBuffer, size: int, rows: range) -> None:
     assert (buffer.size, numbers(buffer), buffer.check()) == (size, list(rows), [])
-    assert buffer.sampler.priorities_of(np.array(rows)) == pytest.approx(np.array(rows))
+    assert buffer.sampler.priorities.of(np.array(rows)) == pytest.approx(np.array(rows))
     assert set(buffer.sample_batch(64, replace=True).rows) <= set(rows)
 
 
@@ -199,7 +199,7 @@ def test_resize_keeps_uses_and_priorities_at_every_step(tmp_path: Path, monkeypa
     for path in copies:
         found = opened(path)
         assert found.sampler.uses_of(rows).tolist() == expected
-        assert found.sampler.sampler.priorities_of(rows) == pytest.approx(rows + 1)
+        assert found.sampler.sampler.priorities.of(rows) == pytest.approx(rows + 1)
         assert found.check() == []
         found.close()
     buffer.close()

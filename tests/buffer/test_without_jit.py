@@ -12,7 +12,7 @@ for i in range(60):
     buffer.push({'obs': torch.zeros(30000), 'env': torch.tensor(i % 2), 'done': torch.tensor(False)})
 batch = buffer.sample_batch(8)
 buffer.update_priorities(batch.rows, [1.0] * 8)
-assert not buffer.sampler.is_compiled
+assert not buffer.sampler.priorities.is_compiled
 print(tuple(buffer.sample_sequences(2, 3, 'env').data.obs.shape))
 """
 

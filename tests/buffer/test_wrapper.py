@@ -30,14 +30,14 @@ def element(i: int) -> dict:
     }
 
 
-def make(**config: Any) -> StoreBufferWrapper:
+def make(logger: Any = None, **config: Any) -> StoreBufferWrapper:
     cfg = StoreBufferWrapper.default_config()
     cfg.update(import_names=['ding_store.buffer'], replay_buffer_size=50, **config)
-    return create_buffer(EasyDict(cfg))
+    return create_buffer(EasyDict(cfg), tb_logger=logger)
 
 
-def filled(count: int = 50, **config: Any) -> StoreBufferWrapper:
-    buffer = make(**config)
+def filled(count: int = 50, logger: Any = None, **config: Any) -> StoreBufferWrapper:
+    buffer = make(logger, **config)
     buffer.push([element(i) for i in range(count)], cur_collector_envstep=0)
     return buffer
 
@@ -242,12 +242,12 @@ def test_wrapper_accepts_elements_that_no_column_holds() -> None:
 
 
 def test_wrapper_logs_its_figures() -> None:
-    buffer = filled(priority=True, max_use=100, train_iter_per_log=10)
-    buffer._tb_logger = Logger()
+    logger = Logger()
+    buffer = filled(logger=logger, priority=True, max_use=100, train_iter_per_log=10)
     for iteration in range(25):
         buffer.sample(4, iteration)
-    assert {step for _, _, step in buffer._tb_logger.scalars} == {0, 10, 20}
-    assert {name for name, _, _ in buffer._tb_logger.scalars} == {
+    assert {step for _, _, step in logger.scalars} == {0, 10, 20}
+    assert {name for name, _, _ in logger.scalars} == {
         'buffer_iter/buffer_data_count',
         'buffer_iter/use_count_avg',
         'buffer_iter/priority_avg',

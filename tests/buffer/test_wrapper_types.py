@@ -16,7 +16,7 @@ from same_batches import is_same
 
 import ding_store
 from ding_store.buffer import StoreBufferWrapper
-from ding_store.buffer.config_pipeline.throughput import Throughput
+from ding_store.buffer.config_pipeline.limits import Throughput
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch
 from ding_store.config import as_store
 from ding_store.errors import ConfigError
@@ -139,7 +139,7 @@ def test_wrapper_without_is_weight_adds_none() -> None:
 def test_wrapper_priority_is_capped() -> None:
     buffer = filled('deque', priority=True)  # Its default is 1000.
     buffer.update({'priority': [1e9], 'replay_unique_id': [4]})
-    assert buffer._priorities.priorities_of(np.array([4])) == pytest.approx(1000.0)
+    assert buffer._priorities.priorities.of(np.array([4])) == pytest.approx(1000.0)
 
 
 @pytest.mark.parametrize('max_use', [1, 3])

@@ -115,7 +115,7 @@ def tell(started, number):
     (os.killpg if number == signal.SIGINT else os.kill)(started.process.pid, number)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_command_terminated_waits_for_the_last_checkpoint(run, tmp_path, number):
     with in_its_last_save(run, tmp_path) as (started, learner, gate):
         tell(started, number)

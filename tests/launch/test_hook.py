@@ -17,6 +17,7 @@ def run_hooked(code, cwd):
     return done.stdout.decode()
 
 
+@pytest.mark.long
 def test_replaced_names_can_be_called_checked_and_subclassed(tmp_path):
     run_hooked(
         """
@@ -107,6 +108,7 @@ def test_command_ends_when_its_config_is_written(tmp_path):
     assert (tmp_path / 'config.py').read_text() == "exp_config = {'seed': 1}\n"
 
 
+@pytest.mark.long
 def test_config_that_cannot_be_written_leaves_an_error_file(tmp_path):
     (tmp_path / 'config.py').mkdir()
     run_hooked(
@@ -125,6 +127,7 @@ def test_config_that_cannot_be_written_leaves_an_error_file(tmp_path):
     assert 'IsADirectoryError' in (tmp_path / 'config.py.error').read_text()
 
 
+@pytest.mark.long
 def test_config_is_written_by_a_fork_that_inherits_garbage(tmp_path):
     """nng aborts a forked process whose collector of garbage closes what its parent had opened."""
     run_hooked(

@@ -46,7 +46,7 @@ def logs(tmp_path):
     ('kind', 'number', 'everybody'),
     [
         pytest.param('ditask', signal.SIGINT, True, marks=pytest.mark.long),
-        ('ditask', signal.SIGTERM, False),
+        pytest.param('ditask', signal.SIGTERM, False, marks=pytest.mark.long),
         ('roles', signal.SIGTERM, True),
         ('roles', signal.SIGHUP, True),
     ],
@@ -85,7 +85,7 @@ def test_interrupted_run_saves_while_the_store_is_away(tmp_path, own_server):
     assert saved(tmp_path)[-1] > first
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', [pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGTERM])
 def test_script_signalled_twice_at_once_saves_what_it_trained(tmp_path, number):
     """By who tells the whole group, and by its launcher, which hands on what it was told."""
     command = ding_store(*RUN, '--', sys.executable, TINY, *TINY_ARGUMENTS, '--fail', 99)

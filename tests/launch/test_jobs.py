@@ -64,7 +64,9 @@ def test_cartpole_converges_and_its_counts_agree(tmp_path):
     assert 'finished: evaluator: mean return' in run.text
 
 
-@pytest.mark.parametrize('late', ['learner=4', 'collector=4', 'evaluator=4'])
+@pytest.mark.parametrize(
+    'late', ['learner=4', *(pytest.param(f'{role}=4', marks=pytest.mark.long) for role in ('collector', 'evaluator'))]
+)
 def test_job_trains_in_any_start_order(tmp_path, late):
     options = ['--delay', late, '--set', 'wait_warn_s=60', '--json', tmp_path / 'figures.json']
     arguments = ['run', '--run', 'r', '--roles', ROLES, *options]
@@ -170,6 +172,7 @@ def test_killed_collector_loses_only_its_unfinished_chunk(tmp_path):
     assert rows['chunks lost'] == 0
 
 
+@pytest.mark.long
 def test_job_with_a_replaced_collector_converges(tmp_path):
     roles = 'learner=1,collector=2'  # the evaluator comes last, so that the job does not end before
     with job(ding_store('run', '--run', 'r', '--roles', roles, '--', 'python', MAIN), tmp_path) as run:
@@ -233,7 +236,7 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
     assert 'going on with it' in run.text
 
 
-@pytest.mark.parametrize('was_killed', [False, True])
+@pytest.mark.parametrize('was_killed', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_run_left_by_one_script_is_refused_to_another(tmp_path, was_killed):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
@@ -432,6 +435,7 @@ def test_ditask_worker_that_is_late_leaves_with_the_others(tmp_path):
     assert 'waiting for' not in run.text
 
 
+@pytest.mark.long
 def test_unmodified_example_in_one_process(tmp_path):
     command = ding_store('run', '--run', 'r', '--explain', '--', sys.executable, '-m', DQN_EXAMPLE)
     with job(command, tmp_path) as run:

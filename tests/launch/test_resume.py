@@ -102,6 +102,7 @@ def priorities_in(path, copy):
         buffer.close()
 
 
+@pytest.mark.long
 def test_cartpole_converges_after_three_kills_of_its_learner(tmp_path):
     seed = int(os.environ.get('DING_STORE_TEST_SEED', random.SystemRandom().randrange(10**6)))
     rng = random.Random(seed)

@@ -165,7 +165,7 @@ def test_narrow_priorities_are_numbers(store, shape, direct):
     priorities = np.array(levels, np.uint8).reshape(entry.arrays['priority'].shape)
     store.append(STREAM, {**entry.header, 'narrowed': ['priority']}, {**entry.arrays, 'priority': priorities})
     Learner(store, buffer_, direct).take()
-    assert buffer_.sampler.priorities_of(np.arange(4)).tolist() == pytest.approx([0.2, 1.0, 0.2, 1.0])
+    assert buffer_.sampler.priorities.of(np.arange(4)).tolist() == pytest.approx([0.2, 1.0, 0.2, 1.0])
 
 
 def test_narrow_frames_of_elements_have_their_own_memory(store):

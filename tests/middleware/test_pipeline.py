@@ -25,6 +25,7 @@ def python(code, cwd, timeout_s=150):
     return done.stdout.decode()
 
 
+@pytest.mark.long
 def test_flag_off_is_plain_di_engine_without_redis(tmp_path):
     python(
         """
@@ -86,7 +87,10 @@ SERIAL = """
 @pytest.mark.parametrize(
     'flag',
     [
-        "create_config.replay_buffer = dict(type='store', import_names=['ding_store.buffer'])",
+        pytest.param(
+            "create_config.replay_buffer = dict(type='store', import_names=['ding_store.buffer'])",
+            marks=pytest.mark.long,
+        ),
         'main_config.store = dict(enable=True); assert ding_store.enable(main_config, create_config)',
     ],
 )

@@ -143,7 +143,7 @@ def test_first_priorities_are_those_of_the_collector():
     push(by_element.schema, by_element.schema.encode(steps))
     wanted = [float(each.priority) for each in steps]
     for buffer_ in (by_element, by_column):
-        np.testing.assert_allclose(buffer_.sampler.priorities_of(np.arange(6)), wanted, rtol=1e-4)
+        np.testing.assert_allclose(buffer_.sampler.priorities.of(np.arange(6)), wanted, rtol=1e-4)
 
 
 def lambda_model(values):

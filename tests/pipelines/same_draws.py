@@ -1,12 +1,17 @@
 """
-A whole run of a pipeline of tiny.py, ``same_draws.py NAME store|stock ENV_STEPS RECORD``, whose uniform sampler, the
-store's or stock's, is replaced by one that draws the same places, counted from the oldest element, in both.
+Run pipelines of tiny.py with and without the store: ``same_draws.py NAME:ENV_STEPS ...``.
+
+The uniform sampler of both buffers is replaced by one that draws the same places, counted from the oldest element. Each
+run is a fork of this process, which has imported everything. The directory ``NAME-store`` or ``NAME-stock`` gets its
+output in ``out``, and its losses and draws in ``record.json``.
 """
 
 import dataclasses
 import importlib
 import json
+import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +44,7 @@ def of_store(self: Any, index: Any, size: int, *_: Any) -> np.ndarray:
     return slots[places(len(slots), size)].astype(np.intp)
 
 
-def main(name: str, kind: str, env_steps: int, record: Path) -> None:
+def run_one(name: str, kind: str, env_steps: int, record: Path) -> None:
     DequeBuffer.sample, Uniform.choose = of_stock, of_store
     ding.config.config.save_config_py = lambda *args, **kwargs: None
     losses, run = [], task.run
@@ -61,5 +66,36 @@ def main(name: str, kind: str, env_steps: int, record: Path) -> None:
     record.write_text(json.dumps({'losses': losses, 'drawn': drawn}))
 
 
+def forked(name: str, kind: str, env_steps: int) -> int:
+    """Start a run in a process of its own, and return its process id."""
+    directory = Path(f'{name}-{kind}')
+    directory.mkdir()
+    pid = os.fork()
+    if pid:
+        return pid
+    os.chdir(directory)
+    out = os.open('out', os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    try:
+        run_one(name, kind, env_steps, Path('record.json'))
+    except BaseException:  # noqa: BLE001 - the child must end here, whatever happened
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    wanted = [job.split(':') for job in sys.argv[1:]]
+    for name, _ in wanted:
+        importlib.import_module(f'dizoo_configs.{PIPELINES[name][0]}')
+    for name, env_steps in wanted:
+        for pid in [forked(name, kind, int(env_steps)) for kind in ('store', 'stock')]:
+            os.waitpid(pid, 0)
+
+
 if __name__ == '__main__':
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4]))
+    main()

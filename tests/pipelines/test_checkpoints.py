@@ -45,7 +45,7 @@ def iterations(log):
     return [int(n) for n in re.findall(r'checkpoint of iteration (\d+)', log)]
 
 
-@pytest.mark.parametrize('name', ['pong_r2d2', 'cartpole_ppo'])
+@pytest.mark.parametrize('name', ['pong_r2d2', pytest.param('cartpole_ppo', marks=pytest.mark.long)])
 def test_killed_learner_resumes_with_its_replay(tmp_path, name):
     need_extra_of(name)
     main, *options = arguments(name)
@@ -59,7 +59,7 @@ def test_killed_learner_resumes_with_its_replay(tmp_path, name):
     ('name', 'module', 'policy', 'max_use'),
     [
         ('pong_impala', 'atari.atari_impala_main', 'IMPALAPolicy', 1),
-        ('qbert_ppo', 'atari.atari_ppo_main', 'PPOOffPolicy', 3),
+        pytest.param('qbert_ppo', 'atari.atari_ppo_main', 'PPOOffPolicy', 3, marks=pytest.mark.long),
     ],
     ids=['queue', 'at random'],
 )

@@ -27,6 +27,8 @@ pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine
 STORE_ALONE = ('qbert_dqn', 'pong_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
 #: Configs of a main that another config trains as well, by the same middleware.
 REPEATED = ('qbert_dqn', 'qbert_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
+#: With the flag off: a pipeline of each kind.
+SHORT_STOCK = ('cartpole_dqn', 'pong_r2d2', 'hopper_sac')
 RUNS = [f'{name}:store' for name in PIPELINES]
 RUNS += [f'{name}:stock' for name in PIPELINES if name not in STORE_ALONE]
 WORKERS = [
@@ -42,8 +44,8 @@ WORKERS = [
     'smax_3s5z_masac',
     'gobigger_dqn',
 ]
-#: A pipeline of each kind: steps that are replayed, an on-policy one, and sequences.
-SHORT_WORKERS = ('cartpole_dqn', 'cartpole_ppo', 'pong_r2d2')
+#: An on-policy pipeline, and one of sequences.
+SHORT_WORKERS = ('cartpole_ppo', 'pong_r2d2')
 WORKERS_RUNS = [f'{name}:workers' for name in WORKERS]
 ROLES_RUNS = [
     'cartpole_dqn_per',
@@ -56,8 +58,9 @@ ROLES_RUNS = [
     'smax_3s5z_masac',
     'gobigger_dqn',
 ]
-#: On-policy, sequences of three kinds, elements whose advantages are estimated first, and nested observations.
-SHORT_ROLES = ('cartpole_ppo', 'pong_r2d2', 'pong_impala', 'qbert_ppo', 'smax_3s5z_qmix', 'gobigger_dqn')
+#: On-policy, sequences, elements whose advantages are estimated first, and nested observations.
+SHORT_ROLES = ('cartpole_ppo', 'pong_impala', 'qbert_ppo', 'gobigger_dqn')
+SHORT_RUNS = [f'{name}:store' for name in PIPELINES if name not in REPEATED] + [f'{name}:stock' for name in SHORT_STOCK]
 SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
 
 
@@ -94,7 +97,7 @@ def runs(request, tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize('run', short(RUNS, [run for run in RUNS if run.partition(':')[0] not in REPEATED]))
+@pytest.mark.parametrize('run', short(RUNS, SHORT_RUNS))
 def test_configs_train_in_one_process(runs, run):
     record = trained(runs, run)
     if run.endswith(':stock'):
@@ -149,6 +152,7 @@ def test_configs_train_with_a_process_per_role(tmp_path, name):
     check_roles(tmp_path, name, ROOT / main, *options, '--max-train-iter', 6)
 
 
+@pytest.mark.long
 def test_workers_started_by_a_main_train(tmp_path):
     main, *options = arguments('cartpole_dqn')
     command = [sys.executable, ROOT / main, *options, '--parallel-workers', '3', '--max-train-iter', '6']

@@ -24,8 +24,16 @@ MUJOCO = EasyDict(
     ('module', 'call', 'missing', 'extra'),
     [
         ('dizoo_configs.atari.atari_env', 'AtariEnv({})', ('ale_py', 'cv2'), 'atari'),
-        ('dizoo_configs.atari.atari_env', 'AtariEnv.create_collector_env_cfg({})', ('ale_py', 'cv2'), 'atari'),
-        ('dizoo_configs.atari.atari_env', 'AtariEnv.create_evaluator_env_cfg({})', ('ale_py', 'cv2'), 'atari'),
+        *(
+            pytest.param(
+                'dizoo_configs.atari.atari_env',
+                f'AtariEnv.create_{role}_env_cfg({{}})',
+                ('ale_py', 'cv2'),
+                'atari',
+                marks=pytest.mark.long,
+            )
+            for role in ('collector', 'evaluator')
+        ),
         ('dizoo_configs.atari.ale_game', 'ALEGame("pong")', ('ale_py',), 'atari'),
         ('dizoo_configs.mujoco.mujoco_env', 'ClassicGym("Hopper-v5")', ('mujoco',), 'mujoco'),
     ],

@@ -19,8 +19,8 @@ from needs import need_extra
 
 import ding_store
 from ding_store.buffer import Batch, Fifo, StoreBuffer, StoreBufferWrapper
+from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch
-from ding_store.buffer.train_batch import TrainBatch
 
 
 class Seen:
@@ -100,7 +100,7 @@ def test_serial_dqn_trains_with_priority(seen: Seen, prefetch: int) -> None:
     assert [info['replay_unique_id'] for info in seen.updates] == seen.rows
     info = seen.updates[-1]
     last = dict(zip(info['replay_unique_id'], info['priority']))
-    found = buffer._priorities.priorities_of(np.array(list(last), np.int64))
+    found = buffer._priorities.priorities.of(np.array(list(last), np.int64))
     assert np.allclose(found, list(last.values()), rtol=1e-3, atol=1e-4)
     assert seen.batches[-1].IS.min() < 1
 

@@ -56,6 +56,7 @@ def child(tmp_path_factory):
         yield child
 
 
+@pytest.mark.long
 def test_smax_battles_have_valid_observations(child):
     child(smac_jobs.check_battle)
 
@@ -68,6 +69,7 @@ def test_smax_battles_follow_their_seeds(child):
     child(smac_jobs.check_seeds)
 
 
+@pytest.mark.long
 def test_smax_battle_is_compiled_once_per_machine(child):
     compiled, misses, hits = child.first
     another = Child(child.directory)

@@ -41,7 +41,7 @@ def end(ctx):
 @functools.wraps(extend)
 def extend_and_write_down(self, *args, **kwargs):
     rows = extend(self, *args, **kwargs)
-    write_down(priorities=self.sampler.priorities_of(rows).tolist())
+    write_down(priorities=self.sampler.priorities.of(rows).tolist())
     return rows
 
 

@@ -7,32 +7,68 @@ import logging
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import numpy as np
-import torch
 from ding.utils import BUFFER_REGISTRY
 from easydict import EasyDict
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.config_pipeline.throughput import Throughput
+from ding_store.buffer.batch import TrainBatch
+from ding_store.buffer.config_pipeline.batches import TrainBatches, is_dict_of_lists
+from ding_store.buffer.config_pipeline.limits import Throughput, drop_stale
 from ding_store.buffer.samplers.base import Sampler, not_enough
 from ding_store.buffer.samplers.fifo import Fifo
 from ding_store.buffer.samplers.limited import Limited, limited
-from ding_store.buffer.samplers.prioritized import Prioritized
+from ding_store.buffer.samplers.priorities import Priorities
+from ding_store.buffer.samplers.prioritized import Prioritized, PrioritySampler
 from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers.uniform import Uniform
-from ding_store.buffer.sequences.unrolled import is_sequence
-from ding_store.buffer.store_buffer import Batch, StoreBuffer
-from ding_store.buffer.train_batch import TrainBatch
-from ding_store.columns import Schema, nodes
+from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.columns import nodes
 from ding_store.errors import NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.replay_config import INFINITY, WrapperSettings
 
 logger = logging.getLogger(__name__)
 
-#: The number of oldest elements that are checked for staleness at a time.
-_CHUNK = 1024
 #: The column that names an element's environment. Without it all elements count as one environment.
 ENV = 'env_data_id'
+
+
+class BufferLog:
+    """
+    Overview:
+        Writes a buffer's figures to a tensorboard logger, as DI-engine's buffers do.
+    Arguments:
+        - logger (:obj:`Optional[Any]`): None writes nothing.
+        - name (:obj:`str`): The prefix of the figures' names.
+        - every (:obj:`int`): The number of iterations from one log to the next.
+    """
+
+    def __init__(self, logger: Optional[Any], name: str, every: int) -> None:
+        self._logger, self._name, self._every = logger, name, every
+        self._logged_iter = -1
+
+    def flush(self) -> None:
+        if self._logger is not None:
+            self._logger.flush()
+
+    def write(self, buffer: StoreBuffer, rows: Array, train_iter: int) -> None:
+        """Write the figures of the buffer and of these sampled rows, if it is time."""
+        if self._logger is None:
+            return
+        if self._logged_iter >= 0 and train_iter - self._logged_iter < self._every:
+            return
+        self._logged_iter = train_iter
+        values = {'buffer_data_count': float(buffer.count())}
+        if isinstance(buffer.sampler, Limited):
+            uses = buffer.sampler.uses_of(rows)
+            # Rows that are gone reached their limit of uses.
+            values['use_count_avg'] = float(np.where(uses, uses, buffer.sampler.max_times_sampled or 0).mean())
+        if isinstance(buffer.sampler.priorities, Priorities):
+            priorities = buffer.sampler.priorities.of(rows)
+            if not np.isnan(priorities).all():
+                values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
+        for name, value in values.items():
+            self._logger.add_scalar(f'{self._name}/{name}', value, train_iter)
 
 
 @BUFFER_REGISTRY.register('store')
@@ -75,15 +111,17 @@ class StoreBufferWrapper:
         instance_name: str = 'buffer',
     ) -> None:
         self.cfg, self.name = cfg, f'{instance_name}_iter'
-        self._exp_name, self._tb_logger = exp_name, tb_logger
+        self._exp_name = exp_name
         self.settings = WrapperSettings.from_config(cfg)
         self._throughput = Throughput(self.settings.thruput_controller)
-        self._logged_iter, self._push_count = -1, 0
+        self._batches = TrainBatches(self.settings)
+        self._log = BufferLog(tb_logger, self.name, self.settings.train_iter_per_log)
+        self._push_count = 0
         #: The iteration of the first sample, until a policy has trained on it.
         self._first_iter: Optional[int] = None
         self._has_trained = False
         take_back_into_collections()
-        self._priorities: Optional[Prioritized] = None
+        self._priorities: Optional[PrioritySampler] = None
         sampler = self._with_limits(self._make_sampler())
         self.buffer = StoreBuffer(
             size=int(self.settings.replay_buffer_size),
@@ -99,8 +137,7 @@ class StoreBufferWrapper:
     def close(self) -> None:
         # This must not ``clear``: rows in a path stay there for the next run.
         self.buffer.close()
-        if self._tb_logger is not None:
-            self._tb_logger.flush()
+        self._log.flush()
 
     def push(self, data: Union[List[Any], Any], cur_collector_envstep: int = -1) -> None:
         """
@@ -151,7 +188,7 @@ class StoreBufferWrapper:
             return self.sample_sequences(int(batch or 0), sequence, train_iter, replace)
         if not size:
             return []
-        self._drop_stale(train_iter)
+        drop_stale(self.buffer, train_iter, self.settings.max_staleness)
         try:
             data: Union[TrainBatch, List[Any]]
             data, rows = self._sample(size, sample_range, replace)
@@ -159,7 +196,7 @@ class StoreBufferWrapper:
             logger.info('%s', e)
             return None
         self._throughput.sampled(size)
-        self._log(rows, train_iter)
+        self._log.write(self.buffer, rows, train_iter)
         self._note_training(train_iter)
         return data
 
@@ -179,7 +216,7 @@ class StoreBufferWrapper:
         """
         if batch == 0:
             return []
-        self._drop_stale(train_iter)
+        drop_stale(self.buffer, train_iter, self.settings.max_staleness)
         columns = self.buffer.table.columns
         try:
             if not replace and self.count() < batch * sequence:
@@ -203,7 +240,7 @@ class StoreBufferWrapper:
             return
         assert self._priorities is not None
         ids = info['replay_unique_id']
-        priority = self._priorities.check(info['priority'], len(ids))[[row is not None for row in ids]]
+        priority = self._priorities.priorities.check(info['priority'], len(ids))[[row is not None for row in ids]]
         rows = np.array([int(row) for row in ids if row is not None], np.int64)
         self.buffer.update_priorities(rows, np.minimum(priority, self.settings.priority_max_limit))
 
@@ -296,7 +333,7 @@ class StoreBufferWrapper:
         if not any(isinstance(each, dict) and 'priority' in each for each in elements) or not self._has_priorities():
             return elements, None
         assert self._priorities is not None
-        largest = self._priorities.max_priority
+        largest = self._priorities.priorities.max_priority
         given = [each.get('priority') for each in elements]
         kept = [{k: v for k, v in each.items() if k != 'priority'} for each in elements]
         return kept, [largest if priority is None else float(priority) for priority in given]
@@ -307,25 +344,13 @@ class StoreBufferWrapper:
             raise not_enough(size, count)
         schema = self.buffer.schema
         if schema is None or not isinstance(schema.root, nodes.Mapping):
-            return self._sample_objects(size, sample_range, replace)
-        if self.settings.time_major and _is_dict_of_lists(schema):
+            items: Any = self.buffer.sample(size, replace=replace, sample_range=sample_range)
+            return self._batches.of_objects(items, self._priorities is not None)
+        if self.settings.time_major and is_dict_of_lists(schema):
             batch = self.buffer.sample_time_major(size, replace=replace, sample_range=sample_range)
         else:
             batch = self.buffer.sample_batch(size, replace=replace, sample_range=sample_range)
-        weights = self._weights(size) if batch.weights is None else batch.weights
-        return self._as_train_batch(batch, weights), batch.rows
-
-    def _sample_objects(self, size: int, sample_range: Optional[slice], replace: bool) -> Tuple[List[Any], Array]:
-        items: Any = self.buffer.sample(size, replace=replace, sample_range=sample_range)
-        weights = self._weights(size)
-        if self._priorities is not None and weights is not None:
-            weights = np.array([item.meta['priority_IS'] for item in items], np.float32)
-        rows = np.array([int(item.index) for item in items], np.int64)
-        data = [item.data for item in items]
-        if data and isinstance(data[0], dict):
-            # Copy the outermost dict: the keys below belong to this sample and not to the element.
-            data = self._with_ids([dict(each) for each in data], rows, weights)
-        return data, rows
+        return self._batches.of(batch, schema), batch.rows
 
     def _note_training(self, train_iter: int) -> None:
         """Record the iteration of a sample. A sample of a later iteration than the first shows that training began."""
@@ -335,92 +360,3 @@ class StoreBufferWrapper:
         self._has_trained = first != train_iter
         if self._has_trained:
             leave_out_of_collections()
-
-    def _weights(self, size: int) -> Optional[Array]:
-        # A policy with priority reads weights from the first batch on, before the first update.
-        settings = self.settings
-        return np.ones(size, np.float32) if settings.may_be_prioritized and settings.priority_IS_weight else None
-
-    def _as_train_batch(self, batch: Batch, weights: Optional[Array]) -> TrainBatch:
-        tree, rows = batch.data, batch.rows
-        if not self.settings.priority_IS_weight:
-            weights = None
-        if weights is not None:
-            tree.IS = tree.priority_IS = torch.from_numpy(weights)
-        kind = type(tree) if isinstance(tree, TrainBatch) else TrainBatch
-        cat_1dim = isinstance(tree, TrainBatch) or self.buffer.schema is None or self.buffer.schema.cat_1dim
-
-        def elements() -> List[Dict[str, Any]]:
-            return self._with_ids(list(map(dict, batch.elements())), rows, weights)
-
-        return kind.of(tree, len(rows), elements, cat_1dim)
-
-    def _with_ids(self, elements: List[Dict[str, Any]], rows: Array, weights: Optional[Array]) -> List[Dict[str, Any]]:
-        if not self.settings.may_be_prioritized:
-            return elements
-        for place, (element, row) in enumerate(zip(elements, rows.tolist())):
-            element['replay_unique_id'] = element['replay_buffer_idx'] = row
-            if weights is not None:
-                element['IS'] = element['priority_IS'] = float(weights[place])
-        return elements
-
-    def _drop_stale(self, train_iter: int) -> None:
-        """
-        Delete elements that were collected too many iterations ago, like DI-engine's 'advanced' buffer. Staleness falls
-        from the oldest to the newest, so it stops at the first element that is fresh enough.
-        """
-        if self.settings.max_staleness == INFINITY:
-            return
-        while self.count():
-            rows, collected = self._oldest()
-            stale = rows[train_iter - collected >= self.settings.max_staleness]
-            self.buffer.delete([str(row) for row in stale.tolist()])
-            if not len(stale) or len(stale) < len(rows):
-                return
-
-    def _oldest(self) -> Tuple[Array, Array]:
-        """Return rows of the oldest elements and their collect iterations, infinite for elements without one."""
-        index, column = self.buffer.table.index, self.buffer.table.columns.get('collect_iter')
-        with index.lock:
-            slots = index.oldest(_CHUNK)
-            rows = index.row_of_slot[slots]
-            if column is not None:
-                # A sequence has one number per step. Its oldest step counts.
-                return rows, column.read(slots).reshape(len(slots), -1).min(axis=1)
-        items = [self.buffer.get_by_index(str(row)).data for row in rows.tolist()] if self.buffer.schema is None else []
-        found = [each.get('collect_iter') if isinstance(each, dict) else None for each in items]
-        return rows, np.array([INFINITY if each is None else np.min(each) for each in found or [None] * len(rows)])
-
-    def _log(self, rows: Array, train_iter: int) -> None:
-        if self._tb_logger is None:
-            return
-        if self._logged_iter >= 0 and train_iter - self._logged_iter < self.settings.train_iter_per_log:
-            return
-        self._logged_iter = train_iter
-        values = {'buffer_data_count': float(self.count())}
-        if isinstance(self.buffer.sampler, Limited):
-            uses = self.buffer.sampler.uses_of(rows)
-            # Rows that are gone reached their limit of uses.
-            values['use_count_avg'] = float(np.where(uses, uses, self.buffer.sampler.max_times_sampled or 0).mean())
-        if self._priorities is not None:
-            priorities = self._priorities.priorities_of(rows)
-            if not np.isnan(priorities).all():
-                values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
-        for name, value in values.items():
-            self._tb_logger.add_scalar(f'{self.name}/{name}', value, train_iter)
-
-
-def _is_dict_of_lists(schema: Schema) -> bool:
-    """Return whether elements are sequences of one length: dicts whose observations are lists of steps."""
-
-    def is_unrolled(node: Any) -> bool:
-        if isinstance(node, nodes.Mapping):
-            return all(is_unrolled(child) for _, child in node.items)
-        return isinstance(node, nodes.Unrolled)
-
-    root = schema.root
-    return (
-        isinstance(root, nodes.Mapping)
-        and any(key == 'obs' and is_unrolled(child) for key, child in root.items)
-        and is_sequence(schema)
-    )

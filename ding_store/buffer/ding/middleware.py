@@ -16,7 +16,7 @@ from ding.data.buffer.middleware import PriorityExperienceReplay
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.ding.lists import Items
 from ding_store.buffer.samplers.prioritized import Prioritized
-from ding_store.buffer.sequences.group_runs import GroupRuns
+from ding_store.buffer.sequences.group_choice import GroupRuns
 from ding_store.buffer.table.row_choices import check_sample_arguments, split
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData
@@ -136,9 +136,9 @@ class PriorityAdapter(Equivalent, PriorityExperienceReplay):
         if meta is None:
             meta = {'priority': data.pop('priority')} if 'priority' in data else {}
         meta.setdefault('priority', self.max_priority)
-        values = self.sampler.check([float(meta['priority'])], 1)
+        values = self.sampler.priorities.check([float(meta['priority'])], 1)
         buffered = chain(data, *args, meta=meta, **kwargs)
-        self.sampler.insert(np.array([int(buffered.index)]), values)
+        self.sampler.priorities.insert(np.array([int(buffered.index)]), values)
         return buffered
 
     @property
@@ -206,7 +206,7 @@ class PriorityAdapter(Equivalent, PriorityExperienceReplay):
             slots = index.slots_by_age()[limits or slice(None)].astype(np.intp)
             runs = GroupRuns(elements.metas.groups(groupby), slots, unroll_len or None, self.buffer.sliced)
             step = self.sampler.step
-            chosen, weights = self.sampler.choose_sets(runs.slots, runs.run_of_slot, size, replace)
+            chosen, weights = self.sampler.draws.choose_sets(runs.slots, runs.run_of_slot, size, replace)
             if not self.IS_weight:
                 self.sampler.step = step
             rows = [index.row_of_slot[runs.slots_of(run)] for run in chosen.tolist()]
@@ -218,13 +218,13 @@ class PriorityAdapter(Equivalent, PriorityExperienceReplay):
     ) -> bool:
         values = None
         if meta is not None and 'priority' in meta:
-            values = self.sampler.check([float(meta['priority'])], 1) + _EPSILON
+            values = self.sampler.priorities.check([float(meta['priority'])], 1) + _EPSILON
         if data is not None and self.IS_weight and self.buffer.schema is not None and 'priority_IS' in data:
             # The key comes from a sample. The buffer's elements do not have it.
             data = type(data)({key: value for key, value in data.items() if key != 'priority_IS'})
         found: bool = chain(index, data, meta, *args, **kwargs)
         if values is not None:
-            self.sampler.update(np.array([int(index)]), values)
+            self.sampler.priorities.update(np.array([int(index)]), values)
             self.max_priority = max(self.max_priority, float(values[0])) if found else self.max_priority
         return found
 
@@ -251,7 +251,7 @@ class PriorityAdapter(Equivalent, PriorityExperienceReplay):
         self.sampler.attach(self.buffer.table.index)
         rows, found = self.buffer._elements.metas.values_of('priority')
         values = np.array([float(value) for value in found])
-        self.sampler.insert(rows, values)
+        self.sampler.priorities.insert(rows, values)
         self.max_priority = max(self.max_priority, float(values.max(initial=0.0)))
 
     def take_over(self, other: PriorityAdapter) -> None:

@@ -17,6 +17,7 @@ class Kernels(NamedTuple):
     """The compiled functions."""
 
     set_many: Callable[..., None]
+    set_powers: Callable[..., None]
     find_many: Callable[..., None]
     locate: Callable[..., float]
     pick: Callable[..., bool]
@@ -53,6 +54,7 @@ def _compile(compiled: Compiler) -> Kernels:
 
     return Kernels(
         set_many=compiled(sum_tree_kernels.SET, sum_tree_kernels.set_many),
+        set_powers=compiled(sum_tree_kernels.SET_POWERS, sum_tree_kernels.set_powers),
         find_many=compiled(sum_tree_kernels.FIND, sum_tree_kernels.find_many),
         locate=compiled(draw_kernels.LOCATE, draw_kernels.locate),
         pick=compiled(draw_kernels.PICK, draw_kernels.pick),

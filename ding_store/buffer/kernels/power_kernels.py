@@ -47,7 +47,7 @@ _float_of: Any = _cast(types.float64, types.uint64, ir.DoubleType())
 
 
 @register_jitable
-def _powers(values: Array, exponent: float, results: Array) -> None:
+def powers_of(values: Array, exponent: float, results: Array) -> None:
     """
     Overview:
         Compute ``values ** exponent`` for an exponent in [-1, 1], to about 1e-15 for values that are not extreme. The
@@ -82,7 +82,7 @@ def _powers(values: Array, exponent: float, results: Array) -> None:
 
 def mass(priorities: Array, epsilon: float, alpha: float, masses: Array) -> None:
     """Compute ``(priority + epsilon) ** alpha``."""
-    _powers(priorities + epsilon, alpha, masses)
+    powers_of(priorities + epsilon, alpha, masses)
 
 
 def weigh(masses: Array, slots: Array, smallest: float, exponent: float, weights: Array) -> None:
@@ -91,6 +91,6 @@ def weigh(masses: Array, slots: Array, smallest: float, exponent: float, weights
     ratios, powers = np.empty(count), np.empty(count)
     for i in range(count):
         ratios[i] = masses[_u(slots[i])] / smallest
-    _powers(ratios, exponent, powers)
+    powers_of(ratios, exponent, powers)
     for i in range(count):
         weights[i] = powers[i]

@@ -11,10 +11,12 @@ from numba.extending import intrinsic, register_jitable
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import TREE_FAN_OUT, TREE_SHIFT
+from ding_store.buffer.kernels.power_kernels import powers_of
 from ding_store.compiled.cache_lines import prefetch
 
 _FLOATS, _INTS = 'float64[::1]', 'int64[::1]'
 SET = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS})'
+SET_POWERS = f'void({_FLOATS}, {_FLOATS}, {_FLOATS}, {_FLOATS}, {_INTS}, {_INTS}, {_FLOATS}, float64, float64)'
 FIND = f'void({_FLOATS}, {_FLOATS}, {_INTS}, {_FLOATS}, float64, {_INTS})'
 
 #: All indices are unsigned. For signed indices numba checks at each access whether they count from the end. These
@@ -23,7 +25,8 @@ _u: Any = np.uint64
 _SHIFT, _FAN_OUT, _ONE = _u(TREE_SHIFT), _u(TREE_FAN_OUT), _u(1)
 
 
-def set_many(
+@register_jitable
+def _set(
     masses: Array, sums: Array, prefixes: Array, minima: Array, starts: Array, slots: Array, values: Array
 ) -> None:
     """
@@ -63,6 +66,30 @@ def set_many(
                     least_a, least_b = x if x < least_a else least_a, y if y < least_b else least_b
             sums[here + a], sums[here + b] = total_a, total_b
             minima[here + a], minima[here + b] = least_a, least_b
+
+
+def set_many(
+    masses: Array, sums: Array, prefixes: Array, minima: Array, starts: Array, slots: Array, values: Array
+) -> None:
+    """Set leaves, see ``SumTree.set``."""
+    _set(masses, sums, prefixes, minima, starts, slots, values)
+
+
+def set_powers(
+    masses: Array,
+    sums: Array,
+    prefixes: Array,
+    minima: Array,
+    starts: Array,
+    slots: Array,
+    priorities: Array,
+    epsilon: float,
+    alpha: float,
+) -> None:
+    """Set leaves to ``(priority + epsilon) ** alpha``."""
+    values = np.empty(priorities.shape[0])
+    powers_of(priorities + epsilon, alpha, values)
+    _set(masses, sums, prefixes, minima, starts, slots, values)
 
 
 @register_jitable

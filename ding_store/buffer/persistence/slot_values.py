@@ -168,7 +168,9 @@ class SlotValues:
         return made
 
     def become(self, successor: SlotValues) -> None:
-        self.__dict__.update(vars(successor))
+        """Continue with the file of a ``successor``."""
+        self._path, self._region, self._head = successor._path, successor._region, successor._head
+        self._follows, self._values = successor._follows, successor._values
 
     def grow(self, capacity: int) -> None:
         """

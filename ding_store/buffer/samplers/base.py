@@ -10,7 +10,7 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.table.rows import RowIndex, RowListener
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import ConfigError, NotEnoughData, PriorityError
 
 #: Receives the slots and the row numbers of new rows just before they become live.
@@ -34,12 +34,41 @@ class DrawsAhead(Protocol):
         """Drop all batches that were drawn and not delivered, and call the sampler's ``returned``."""
 
 
-class Sampler(RowListener):
+class RowPriorities(Protocol):
+    """The priorities that a sampler keeps, and what a buffer does with them."""
+
+    #: The number of updates for rows that are gone.
+    num_stale_updates: int
+
+    def check(self, priority: Any, num_rows: int) -> Array:
+        """
+        Overview:
+            Return priorities as an array ``(num_rows,)``.
+        Raises:
+            - PriorityError: One is not a finite number >= 0, or their number differs.
+        """
+
+    def update(self, rows: Array, priority: Any) -> None:
+        """
+        Overview:
+            Set new priorities ``(B,)`` of rows ``(B,)``. Rows that are gone are skipped, and counted.
+        Raises:
+            - PriorityError: See ``check``. Nothing changed.
+        """
+
+    def insert(self, rows: Array, priority: Any) -> None:
+        """Set the priorities of rows that were just pushed."""
+
+    def recording(self, priority: Array) -> Optional[Record]:
+        """Return what records the priorities of a push before its rows are live. None: nothing is in files."""
+
+
+class Sampler:
     """
     Overview:
-        Chooses the rows of each batch. A sampler overrides ``choose``, and those of the other methods that it needs.
-        All others do nothing. A sampler that keeps a value per row calls ``index.listen(self)`` in ``attach``, and
-        follows the rows with the methods of ``RowListener``.
+        Chooses the rows of each batch. A sampler overrides ``choose``, ``draw_sequences`` or both, and those of the
+        other methods that it needs. All others do nothing. To follow the rows, for example with a value
+        per row, derive a class from ``RowListener``, and call ``index.listen`` with its object in ``attach``.
 
         One sample calls, in this order: ``sampled_by`` and ``prepare``; ``choose`` and ``weights`` with the index
         locked, and again if a writer changed a chosen row; ``delivered``. With ``prefetch``, ``choose`` and ``weights``
@@ -86,8 +115,12 @@ class Sampler(RowListener):
             - sample_range (:obj:`Optional[slice]`): Choose only these rows, by age: the oldest is 0, the newest -1.
         Raises:
             - NotEnoughData: There are fewer than ``size`` rows. Nothing changed.
+            - TypeError: The sampler has no such method, because it draws only sequences.
         """
-        raise NotImplementedError(f'{type(self).__name__} must override choose')
+        raise TypeError(
+            f'the sampler {type(self).__name__} draws no single rows, because it has no method choose. Call '
+            'sample_sequences, or sample a view with another sampler.'
+        )
 
     def weights(self, slots: Array) -> Optional[Array]:
         """Return the importance weights ``(size,)`` of the last choice. None if all rows count the same."""
@@ -141,7 +174,9 @@ class Sampler(RowListener):
 
     def draw_sequences(self, kind: Any, size: int, replace: bool) -> Tuple[Array, Array]:
         """Draw starts ``(size,)`` of a SequenceKind, and the slots of their sequences ``(length, size)``."""
-        raise NotImplementedError(f'{type(self).__name__} draws no sequences')
+        raise TypeError(
+            f'the sampler {type(self).__name__} draws no sequences, because it has no method draw_sequences.'
+        )
 
     def start_uses(self) -> Any:
         """Return the UseCounts of sequences that share rows, by each sequence's first row. None: without a limit."""
@@ -150,41 +185,8 @@ class Sampler(RowListener):
     # Priorities.
 
     @property
-    def has_priorities(self) -> bool:
-        """True if rows have priorities, which ``update`` sets."""
-        return False
-
-    @property
-    def num_stale_updates(self) -> int:
-        """The number of updates for rows that are gone."""
-        return 0
-
-    def check(self, priority: Any, num_rows: int) -> Array:
-        """
-        Overview:
-            Return priorities as an array ``(num_rows,)``.
-        Raises:
-            - PriorityError: The sampler has no priorities, or one is not a finite number >= 0, or their number differs.
-        """
-        raise PriorityError(
-            f'the sampler {type(self).__name__} has no priorities. Create the buffer with '
-            'StoreBuffer(size, sampler=Prioritized()).'
-        )
-
-    def update(self, rows: Array, priority: Any) -> None:
-        """
-        Overview:
-            Set new priorities ``(B,)`` of rows ``(B,)``. Rows that are gone are skipped, and counted.
-        Raises:
-            - PriorityError: See ``check``. Nothing changed.
-        """
-        self.check(priority, len(rows))
-
-    def insert(self, rows: Array, priority: Any) -> None:
-        """Set the priorities of rows that were just pushed."""
-
-    def recording(self, priority: Array) -> Optional[Record]:
-        """Return what records the priorities of a push before its rows are live. None: nothing is in files."""
+    def priorities(self) -> Optional[RowPriorities]:
+        """The priorities of rows, which the buffer's ``update_priorities`` sets. None: rows have none."""
         return None
 
     # State.
@@ -199,6 +201,22 @@ class Sampler(RowListener):
     def generators(self) -> List[np.random.RandomState]:
         """Return the private random generators of this sampler and of those inside it, from the outside in."""
         return []
+
+
+def priorities_of(sampler: Sampler) -> RowPriorities:
+    """
+    Overview:
+        Return a sampler's priorities.
+    Raises:
+        - PriorityError: It has none.
+    """
+    priorities = sampler.priorities
+    if priorities is None:
+        raise PriorityError(
+            f'the sampler {type(sampler).__name__} has no priorities. Create the buffer with '
+            'StoreBuffer(size, sampler=Prioritized()).'
+        )
+    return priorities
 
 
 def private(generator: np.random.RandomState) -> List[np.random.RandomState]:

@@ -75,6 +75,32 @@ class SumTree:
         slots, masses = np.ascontiguousarray(slots, np.int64), np.ascontiguousarray(masses, np.float64)
         self.kernels.set_many(self.masses, self._sums, self._prefixes, self._minima, self._starts, slots, masses)
 
+    def set_powers(self, slots: Array, priorities: Array, epsilon: float, alpha: float) -> None:
+        """Set masses to ``(priority + epsilon) ** alpha``, with arguments like those of ``set``, both contiguous."""
+        if self.kernels is None:
+            self.set(slots, self.powers(priorities, epsilon, alpha))
+            return
+        tree = self.masses, self._sums, self._prefixes, self._minima, self._starts
+        self.kernels.set_powers(*tree, slots, priorities, epsilon, alpha)
+
+    def powers(self, priorities: Array, epsilon: float, alpha: float) -> Array:
+        """Return the masses that ``set_powers`` sets."""
+        if self.kernels is None:
+            powers: Array = (priorities + epsilon) ** alpha
+            return powers
+        masses = np.empty(len(priorities))
+        self.kernels.mass(np.ascontiguousarray(priorities, np.float64), epsilon, alpha, masses)
+        return masses
+
+    def weigh(self, slots: Array, exponent: float) -> Array:
+        """Return ``(mass / smallest mass) ** exponent`` of slots ``(B,)``, int64 and contiguous. Float32."""
+        if self.kernels is None:
+            weights: Array = ((self.masses.take(slots) / self.smallest) ** exponent).astype(np.float32)
+            return weights
+        weights = np.empty(len(slots), np.float32)
+        self.kernels.weigh(self.masses, slots, self._minima[-1], exponent, weights)
+        return weights
+
     def find(self, targets: Array) -> Array:
         """
         Overview:
@@ -92,10 +118,10 @@ class SumTree:
         self.kernels.find_many(self.masses, self._prefixes, self._starts, targets, 0.0, slots)
         return slots
 
-    def draw(self, uniforms: Array) -> Array:
+    def draw(self, uniforms: Array, total: float) -> Array:
         """
         Overview:
-            Return one slot from each of equal shares of ``total``, which must be above zero.
+            Return one slot from each of equal shares of ``total``, the sum of all masses, which must be above zero.
         Arguments:
             - uniforms (:obj:`np.ndarray`): ``(B,)``, float64, in [0, 1): the places in the shares. The array is
               overwritten.
@@ -103,9 +129,9 @@ class SumTree:
             - slots (:obj:`np.ndarray`): ``(B,)``, int64.
         """
         if self.kernels is None:
-            return self._find_in_numpy(spread(uniforms, self.total))
+            return self._find_in_numpy(spread(uniforms, total))
         slots = np.empty(len(uniforms), np.int64)
-        self.kernels.find_many(self.masses, self._prefixes, self._starts, uniforms, self.total, slots)
+        self.kernels.find_many(self.masses, self._prefixes, self._starts, uniforms, total, slots)
         return slots
 
     def rebuild(self, masses: Array) -> None:

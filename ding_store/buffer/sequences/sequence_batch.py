@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
-from types import FrameType
 from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 import treetensor.torch as ttorch
-from ding.utils.data import timestep_collate
 from treevalue.tree.common import TreeStorage, create_storage
 
+from ding_store.buffer.batch import Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
-from ding_store.buffer.train_batch import Deferred, TrainBatch
 from ding_store.columns import Schema, nodes
 
 
@@ -27,16 +25,8 @@ class SequenceBatch(TrainBatch):
 
     _own_keys = frozenset({STATE})
 
-    def _is_collated_for(self, caller: Optional[FrameType], cat_1dim: bool) -> bool:
-        return bool(cat_1dim) and caller is not None and _stacks_steps(caller)
-
-
-def _stacks_steps(caller: FrameType) -> bool:
-    """Return whether this caller of ``default_collate`` stacks lists of steps and leaves tensors unchanged."""
-    if caller.f_code is timestep_collate.__code__:
-        return True
-    # Compared by name, because importing the policies of DI-engine takes seconds.
-    return (caller.f_code.co_name, caller.f_globals.get('__name__')) == ('_data_preprocess_learn', 'ding.policy.impala')
+    def _is_collated_for(self, collation: Collation) -> bool:
+        return collation.cat_1dim and collation.stacks_steps
 
 
 class StepRows(List[List[Any]]):

@@ -9,12 +9,10 @@ import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.samplers.pending_slots import PendingSlots
-from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.slot_set import PendingSlots, SlotSet
 from ding_store.buffer.samplers.use_counts import UseCounts
 from ding_store.buffer.sequences.breaks import Breaks
-from ding_store.buffer.sequences.group_states import GroupStates, Rows
-from ding_store.buffer.sequences.linked_pages import NOWHERE, LinkedPages
+from ding_store.buffer.sequences.group_lines import NOWHERE, GroupStates, LinkedPages, Rows
 from ding_store.buffer.table.rows import RowIndex, RowListener
 
 #: Slots -> each slot's group value, int64, and which slots have a group.

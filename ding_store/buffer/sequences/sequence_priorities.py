@@ -9,14 +9,103 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
-from ding_store.buffer.samplers.prioritized import Prioritized, check_count, moved
+from ding_store.buffer.samplers.masses import Masses, moved
+from ding_store.buffer.samplers.prioritized import PrioritySampler, check_count
 from ding_store.buffer.samplers.slot_set import SlotSet
+from ding_store.buffer.samplers.sum_tree import SumTree
 from ding_store.buffer.sequences.sequences import ROUNDS, SequenceKind, purge
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.errors import PriorityError
 
 
-class SequencePrioritized(Prioritized):
+class StartMasses(Masses):
+    """
+    Overview:
+        Masses of rows at which a sequence can start. All others have the mass 0, whatever their priority. New starts
+        get the largest priority seen.
+    """
+
+    has_new_rows = False
+
+    def __init__(self, alpha: float, epsilon: float) -> None:
+        super().__init__(alpha, epsilon)
+        #: The possible starts. None before the first draw.
+        self.starts: Optional[SlotSet] = None
+        #: Priorities by slot, and the rows that they belong to.
+        self._priorities: Array = np.full(1, np.nan)
+        self._rows: Array = np.full(1, EMPTY, np.int64)
+
+    def begin(self, index: RowIndex) -> None:
+        super().begin(index)
+        self._start(index.capacity)
+
+    def clear(self) -> None:
+        self._start(self.tree.capacity)
+
+    def refresh(self, slots: Array, largest: float) -> None:
+        is_start = self._is_start(slots)
+        new = slots[is_start & ~self._is_known(slots)]
+        self._priorities[new], self._rows[new] = largest, self.index.row_of_slot[new]
+        self.tree.set(slots, np.where(is_start, self.of(np.nan_to_num(self._priorities[slots])), 0.0))
+
+    def set(self, slots: Array, priorities: Array) -> None:
+        self._priorities[slots], self._rows[slots] = priorities, self.index.row_of_slot[slots]
+        self.tree.set(slots, np.where(self._is_start(slots), self.of(priorities), 0.0))
+
+    def priorities_at(self, slots: Array, largest: float) -> Array:
+        return np.where(self._is_known(slots), self._priorities[slots], largest)
+
+    def with_mass(self, slots: Array) -> Array:
+        """Return those of these slots that have a mass."""
+        with_mass: Array = slots[self.tree.masses[slots] > 0]
+        return with_mass
+
+    def resize(self, capacity: int, source: Array, target: Array) -> None:
+        if len(self._rows) == capacity:
+            return
+        priorities = moved(self._priorities, capacity, source, target, np.nan)
+        rows = moved(self._rows, capacity, source, target, EMPTY).astype(np.int64)
+
+        def resize() -> None:
+            self._start(capacity)
+            self._priorities, self._rows = priorities, rows
+
+        finish(resize)
+
+    def state(self, slots: Array) -> Dict[str, Array]:
+        priority = np.where(self._is_known(slots), self._priorities[slots], np.nan)
+        return {**super().state(slots), 'priority': priority}
+
+    def check_state(self, state: Mapping[str, Array]) -> None:
+        super().check_state(state)
+        if 'priority' not in state:
+            raise PriorityError('the saved priorities belong to another sampler than SequencePrioritized')
+
+    def load_state(self, slots: Array, state: Mapping[str, Array]) -> None:
+        self._start(self.tree.capacity)
+        is_known = ~np.isnan(state['priority'])
+        known = slots[is_known]
+        self._priorities[known], self._rows[known] = state['priority'][is_known], self.index.row_of_slot[known]
+
+    def _start(self, capacity: int) -> None:
+        self.tree = SumTree(capacity)
+        self.starts = None
+        self._priorities, self._rows = np.full(capacity, np.nan), np.full(capacity, EMPTY, np.int64)
+
+    def _is_start(self, slots: Array) -> Array:
+        if self.starts is None:
+            return np.zeros(len(slots), bool)
+        is_start: Array = self.starts.contains(slots) & (self.index.row_of_slot[slots] != EMPTY)
+        return is_start
+
+    def _is_known(self, slots: Array) -> Array:
+        """Return which rows have a priority."""
+        rows = self.index.row_of_slot[slots]
+        is_known: Array = (self._rows[slots] == rows) & (rows != EMPTY)
+        return is_known
+
+
+class SequencePrioritized(PrioritySampler):
     """
     Overview:
         A sampler for ``sample_sequences``. Sequences come in proportion to ``(priority + epsilon) ** alpha`` of their
@@ -32,26 +121,22 @@ class SequencePrioritized(Prioritized):
         those of Prioritized.
     """
 
-    has_new_rows = False
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._starts: Optional[SlotSet] = None
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: float = 0.4,
+        beta_end: float = 1.0,
+        beta_anneal_steps: int = 100_000,
+        epsilon: float = 1e-5,
+        seed: Optional[int] = None,
+    ) -> None:
+        self._masses = StartMasses(alpha, epsilon)
+        super().__init__(self._masses, beta, beta_end, beta_anneal_steps, seed)
         self._kind: Tuple[int, ...] = ()
-        #: Priorities by slot, and the rows that they belong to.
-        self._priorities: Array = np.full(1, np.nan)
-        self._rows: Array = np.full(1, EMPTY, np.int64)
-        super().__init__(*arguments, **options)
 
     @property
     def sequence_sampler(self) -> SequencePrioritized:
         return self
-
-    def choose(self, index: RowIndex, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Array:
-        """
-        Raises:
-            - TypeError: Always.
-        """
-        raise TypeError('SequencePrioritized draws sequences only. Call sample_sequences, or sample another view.')
 
     def draw_sequences(self, kind: SequenceKind, size: int, replace: bool) -> Tuple[Array, Array]:
         """
@@ -63,18 +148,17 @@ class SequencePrioritized(Prioritized):
             - TypeError: The sampler has drawn sequences of another kind.
         """
         starts, uses, what = self._follow(kind), kind.uses, f'sequences of {kind.length} steps'
+        masses = self._masses
 
-        def find_others(count: int) -> Array:
-            self._pending.flush()
-            check_count(count, len(starts), True, self._tree.total, what)
-            return self._find(count)
+        def draw(count: int, replace: bool = True) -> Array:
+            self.priorities.flush()
+            check_count(count, len(starts), replace, masses.tree.total, what)
+            return self.draws.draw(count)
 
         for attempt in range(ROUNDS + 1):
-            self._pending.flush()
-            check_count(size, len(starts), replace, self._tree.total, what)
-            slots = self._find(size)
+            slots = draw(size, replace)
             if uses is not None:
-                slots = uses.within(slots, find_others, lambda: self._with_mass(starts.members), starts.discard)
+                slots = uses.within(slots, draw, lambda: masses.with_mass(starts.members), starts.discard)
             windows, is_valid = kind.look(slots)
             if is_valid is None:
                 return slots, windows
@@ -86,38 +170,10 @@ class SequencePrioritized(Prioritized):
 
     def starts_changed(self, slots: Array) -> None:
         """Handle slots that became starts or stopped being starts."""
-        self._pending.add(slots)
+        self.priorities.changed(slots)
 
-    def cleared(self) -> None:
-        super().cleared()
-        self._start(self._tree.capacity)
-
-    def resized(self, capacity: int, source: Array, target: Array) -> None:
-        if len(self._rows) == capacity:
-            return
-        priorities = moved(self._priorities, capacity, source, target, np.nan)
-        rows = moved(self._rows, capacity, source, target, EMPTY).astype(np.int64)
-
-        def resize() -> None:
-            self._start(capacity)
-            self._priorities, self._rows = priorities, rows
-
-        finish(resize)
-
-    def state(self) -> Dict[str, Array]:
-        index = self._attached()
-        with index.lock:
-            state = super().state()
-            slots = index.slots_by_age()
-            state['priority'] = np.where(self._is_known(slots), self._priorities[slots], np.nan)
-        return state
-
-    def _find(self, size: int) -> Array:
-        return self._tree.draw(self._random.random_sample(size))
-
-    def _with_mass(self, slots: Array) -> Array:
-        with_mass: Array = slots[self._tree.masses[slots] > 0]
-        return with_mass
+    def settings(self) -> Dict[str, Any]:
+        return {**super().settings(), 'epsilon': self._masses.epsilon}
 
     def _follow(self, sequences: SequenceKind) -> SlotSet:
         length, stride = sequences.length, sequences.stride
@@ -128,58 +184,15 @@ class SequencePrioritized(Prioritized):
                 f'grouping. Create a view with another one for {length} steps, every {stride}.'
             )
         self._kind = kind
-        starts = sequences.starts()
-        if starts is not self._starts:
+        starts, masses = sequences.starts(), self._masses
+        if starts is not masses.starts:
             # The first set of starts, or a new one.
             try:
-                self._tree.clear()
-                self._pending.clear()
-                self._starts = starts
+                masses.tree.clear()
+                masses.starts = starts
                 starts.listen(self)
-                self._pending.add(starts.members)
+                self.priorities.only_changed(starts.members)
             except BaseException:
-                self._starts = None  # The next draw follows it again.
+                masses.starts = None  # The next draw follows it again.
                 raise
         return starts
-
-    def _start(self, capacity: int) -> None:
-        super()._start(capacity)
-        self._pending.clear()
-        self._starts = None
-        self._priorities, self._rows = np.full(capacity, np.nan), np.full(capacity, EMPTY, np.int64)
-
-    def _refresh(self, slots: Array) -> None:
-        is_start = self._is_start(slots)
-        new = slots[is_start & ~self._is_known(slots)]
-        self._priorities[new], self._rows[new] = self.max_priority, self._attached().row_of_slot[new]
-        self._tree.set(slots, np.where(is_start, self._mass_of(np.nan_to_num(self._priorities[slots])), 0.0))
-
-    def _set(self, slots: Array, priorities: Array) -> None:
-        self._priorities[slots], self._rows[slots] = priorities, self._attached().row_of_slot[slots]
-        self._tree.set(slots, np.where(self._is_start(slots), self._mass_of(priorities), 0.0))
-
-    def _is_start(self, slots: Array) -> Array:
-        if self._starts is None:
-            return np.zeros(len(slots), bool)
-        is_start: Array = self._starts.contains(slots) & (self._attached().row_of_slot[slots] != EMPTY)
-        return is_start
-
-    def _is_known(self, slots: Array) -> Array:
-        """Return which rows have a priority."""
-        rows = self._attached().row_of_slot[slots]
-        is_known: Array = (self._rows[slots] == rows) & (rows != EMPTY)
-        return is_known
-
-    def _priorities_at(self, slots: Array) -> Array:
-        return np.where(self._is_known(slots), self._priorities[slots], self.max_priority)
-
-    def _check_state(self, state: Mapping[str, Array], num_rows: int) -> None:
-        super()._check_state(state, num_rows)
-        if 'priority' not in state:
-            raise PriorityError('the saved priorities belong to another sampler than SequencePrioritized')
-
-    def _load_rows(self, index: RowIndex, state: Mapping[str, Array]) -> None:
-        self._start(index.capacity)
-        is_known = ~np.isnan(state['priority'])
-        slots = index.slots_by_age()[is_known]
-        self._priorities[slots], self._rows[slots] = state['priority'][is_known], index.row_of_slot[slots]

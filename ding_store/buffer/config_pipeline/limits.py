@@ -1,19 +1,28 @@
-"""The recent ratio of pushes to samples, like DI-engine's ThruputController but without its thread."""
+"""Limits of DI-engine's 'advanced' buffer: the recent ratio of pushes to samples, and the staleness of elements."""
 
 from __future__ import annotations
 
 import math
 import time
-from typing import Any, Callable, Mapping
+from typing import Any, Callable, Mapping, Tuple
 
+import numpy as np
+
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.config import unknown_key
 from ding_store.errors import ConfigError
+from ding_store.replay_config import INFINITY
+
+#: The number of oldest elements that are checked for staleness at a time.
+_CHUNK = 1024
 
 
 class Throughput:
     """
     Overview:
-        Counts of pushed and sampled rows that decay exponentially. After ``window_seconds`` a row counts a hundredth.
+        Counts of pushed and sampled rows that decay exponentially, like DI-engine's ThruputController but without its
+        thread. After ``window_seconds`` a row counts a hundredth.
     Arguments:
         - config (:obj:`Mapping`): ``replay_buffer.thruput_controller``.
         - clock (:obj:`Callable`): Returns seconds.
@@ -61,3 +70,32 @@ class Throughput:
         now = self._clock()
         kept = 0.01 ** ((now - self._last) / self._window_s)
         self._last, self._pushed, self._sampled = now, self._pushed * kept, self._sampled * kept
+
+
+def drop_stale(buffer: StoreBuffer, train_iter: int, max_staleness: float) -> None:
+    """
+    Delete elements that were collected at least ``max_staleness`` iterations ago. Staleness falls from the oldest to
+    the newest, so it stops at the first element that is fresh enough.
+    """
+    if max_staleness == INFINITY:
+        return
+    while buffer.count():
+        rows, collected = _oldest(buffer)
+        stale = rows[train_iter - collected >= max_staleness]
+        buffer.delete([str(row) for row in stale.tolist()])
+        if not len(stale) or len(stale) < len(rows):
+            return
+
+
+def _oldest(buffer: StoreBuffer) -> Tuple[Array, Array]:
+    """Return rows of the oldest elements and their collect iterations, infinite for elements without one."""
+    index, column = buffer.table.index, buffer.table.columns.get('collect_iter')
+    with index.lock:
+        slots = index.oldest(_CHUNK)
+        rows = index.row_of_slot[slots]
+        if column is not None:
+            # A sequence has one number per step. Its oldest step counts.
+            return rows, column.read(slots).reshape(len(slots), -1).min(axis=1)
+    items = [buffer.get_by_index(str(row)).data for row in rows.tolist()] if buffer.schema is None else []
+    found = [each.get('collect_iter') if isinstance(each, dict) else None for each in items]
+    return rows, np.array([INFINITY if each is None else np.min(each) for each in found or [None] * len(rows)])
