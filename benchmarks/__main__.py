@@ -52,6 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     replay.set_defaults(bench=_bench_replay)
+    frames = kinds.add_parser('frames', help='memory and speed of a replay of Atari frames, shared and not shared')
+    frames.add_argument('--games', metavar='NAME,...', help='games to play (default: pong, qbert, space_invaders)')
+    frames.add_argument('--rows', type=int, default=20_000, help='rows of the replay (default: %(default)s)')
+    frames.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')
+    frames.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    frames.set_defaults(bench=_bench_frames)
     transport = kinds.add_parser(
         'transport',
         help="from a producer's process to a consumer's collated batch, and Redis compared with redis-py",
@@ -104,6 +110,12 @@ def _bench_replay(options: argparse.Namespace) -> int:
     from benchmarks.replay import main as bench
 
     return bench(options.workloads, options.buffers, options.scale, options.seconds, options.fill_seconds, options.json)
+
+
+def _bench_frames(options: argparse.Namespace) -> int:
+    from benchmarks.frames import main as bench
+
+    return bench(options.games, options.rows, options.seconds, options.json)
 
 
 def _bench_checkpoint(options: argparse.Namespace) -> int:

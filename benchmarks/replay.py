@@ -133,11 +133,11 @@ def _measure_buffer(
     kind: Any, workload: Workload, source: dict, limits: dict, budget_s: float, fill_s: Optional[float]
 ) -> Dict[str, Any]:
     _load(kind)
-    before = _resident_bytes()
+    before = resident_bytes()
     buffer = kind(workload)
     _fill(buffer, workload, fill_s)
     buffer.sample()
-    beyond = _resident_bytes() - before - workload.capacity * workload.row_bytes
+    beyond = resident_bytes() - before - workload.capacity * workload.row_bytes
     count = len(source['reward'])
     elements = [tree_of(source, i) for i in range(min(count, 64))]
     gather, copy, size = limits['gather_limit'], limits['copy_limit'], workload.row_bytes
@@ -175,7 +175,7 @@ def _load(kind: Any) -> None:
     buffer.update(np.full(small.batch, 0.5))
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
     gc.collect()
     # Return freed memory that the allocator keeps, e.g. of the fill's chunks.
     getattr(ctypes.CDLL(None), 'malloc_trim', int)(0)

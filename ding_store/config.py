@@ -180,6 +180,8 @@ class StoreConfig:
         - buffer_path (:obj:`Optional[str]`): Directory of the replay's files. None: the replay is in memory, or in the
             checkpoints' directory if there are checkpoints.
         - prefetch (:obj:`int`): Number of batches that a thread of the replay gathers ahead, while the policy trains.
+        - share_frames (:obj:`Union[str, bool]`): 'auto': a replay in memory keeps frames that recur in several rows
+            once. False: each row has its own.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
             they are published, to save bytes. None: they are not rounded.
@@ -211,6 +213,7 @@ class StoreConfig:
     heartbeat_s: float = _setting(1.0, least=1e-3)
     buffer_path: Union[str, os.PathLike, None] = None
     prefetch: int = _setting(0, least=0)
+    share_frames: Union[str, bool] = _setting('auto', choices=('auto', False))
     checkpoint: Optional[CheckpointConfig] = None
     weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
     weights_in_place: bool = False
@@ -383,6 +386,8 @@ def enable(main_config: Any, create_config: Any) -> bool:
                 settings.setdefault('priority', False)  # With a path, a buffer would keep priorities otherwise.
         if config.prefetch:
             settings.setdefault('prefetch', config.prefetch)
+        if config.share_frames is False:
+            settings.setdefault('share_frames', False)
         create_config.replay_buffer = type(create_config)(settings)
     elif main_config.get('store') and create_config.get('replay_buffer', {}).get('type') == 'store':
         create_config.pop('replay_buffer')  # del does not remove the item of an EasyDict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Mapping, Optional
+from typing import Any, Dict, Mapping, Optional, Union
 
 from ding_store.config import unknown_key
 from ding_store.errors import ConfigError
@@ -50,6 +50,7 @@ class WrapperSettings:
         - sampler (:obj:`str`): 'auto': chosen by ``priority``. 'fifo': the oldest rows first, each ``max_use`` times,
           once by default. 'rank': prioritized by rank.
         - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
+        - share_frames (:obj:`Union[str, bool]`): 'auto': a buffer in memory keeps frames that recur once. False: not.
         - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
           the steps (R2D2, IMPALA, QMIX and others) use it without a copy. All others get lists of its contents.
     """
@@ -70,6 +71,7 @@ class WrapperSettings:
     path: Optional[str] = None
     sampler: str = 'auto'
     prefetch: int = 0
+    share_frames: Union[str, bool] = 'auto'
     time_major: bool = True
 
     @classmethod
@@ -96,6 +98,8 @@ class WrapperSettings:
         for name in ('replay_buffer_size', 'train_iter_per_log'):
             _check_integer(name, getattr(self, name), 1)
         _check_integer('prefetch', self.prefetch, 0)
+        if self.share_frames is not False and self.share_frames != 'auto':
+            raise ConfigError(f"replay_buffer.share_frames ({self.share_frames!r}) must be 'auto' or False")
         if self.max_use != INFINITY:
             _check_integer('max_use', self.max_use, 1)
         for name in ('max_staleness', 'priority_max_limit'):

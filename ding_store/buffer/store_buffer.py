@@ -52,8 +52,11 @@ class StoreBuffer(Buffer):
         - limiter (:obj:`Optional[RateLimiter]`): Makes samples and inserts of this process wait for each other.
         - prefetch (:obj:`int`): The number of batches that a thread gathers ahead. This applies to ``sample_batch``,
           ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
+        - share_frames (:obj:`Union[str, bool]`): ``'auto'`` keeps frames that recur in several rows once, such as those
+          of Atari's stacks. False keeps each row by itself. Buffers with a path share no frames.
     Raises:
-        - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``.
+        - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``. Or ``share_frames``
+          is neither 'auto' nor False.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
         - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """
@@ -68,9 +71,12 @@ class StoreBuffer(Buffer):
         fsync: bool = False,
         limiter: Optional[RateLimiter] = None,
         prefetch: int = 0,
+        share_frames: Union[str, bool] = 'auto',
     ) -> None:
+        if share_frames is not False and share_frames != 'auto':
+            raise ConfigError(f"share_frames ({share_frames!r}) must be 'auto' or False")
         uniform = Uniform(seed)
-        elements = Elements(integer('size', size, 1), path, fsync)
+        elements = Elements(integer('size', size, 1), path, fsync, share_frames=share_frames == 'auto')
         try:
             samples = Samples(
                 elements, uniform if sampler is None else sampler, uniform, integer('prefetch', prefetch, 0)
@@ -439,7 +445,8 @@ class StoreBuffer(Buffer):
             )
         former = self._elements, self._samples
         # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
-        elements = Elements(int(self.size), path, fsync, begin_episodes=False)
+        is_sharing = self.table.columns.share_frames
+        elements = Elements(int(self.size), path, fsync, begin_episodes=False, share_frames=is_sharing)
         try:
             self._samples.close()
             self._serve(elements, self._samples.moved(elements))

@@ -48,7 +48,7 @@ def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
             f'replay_buffer.path ({kwargs["path"]!r}) does not work with roles, because every process would open it. '
             "Use --checkpoint or store.checkpoint, which keeps the learner's replay."
         )
-    kwargs = {'prefetch': session.config.prefetch, **kwargs}
+    kwargs = {'prefetch': session.config.prefetch, 'share_frames': session.config.share_frames, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
     if path is None or session.has_replay:
         buffer_ = StoreBuffer(size, **kwargs)

@@ -21,9 +21,9 @@ class ReplaySettings:
     Arguments:
         - buffer (:obj:`WrapperSettings`): These keys have an effect here: ``replay_buffer_size``, ``max_use``,
           ``max_staleness``, ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``,
-          ``sampler``, ``sliced``, ``prefetch`` and ``path``. An element leaves if its ``collect_train_iter`` is
-          ``max_staleness`` behind the newest. DI-engine's buffer uses only size, ``max_use``, ``sliced`` and the
-          priority settings.
+          ``sampler``, ``sliced``, ``prefetch``, ``share_frames`` and ``path``. An element leaves if its
+          ``collect_train_iter`` is ``max_staleness`` behind the newest. DI-engine's buffer uses only size, ``max_use``,
+          ``sliced`` and the priority settings.
         - priority (:obj:`bool`): Sample elements by priority.
         - is_weight (:obj:`bool`): Add importance weights to batches.
     Raises:
@@ -76,9 +76,11 @@ class ReplaySettings:
     def store(self, make: Callable) -> Any:
         """Create a StoreBuffer by ``make(size, sampler=...)``."""
         options: Dict[str, Any] = {'sliced': True} if self.buffer.sliced else {}
-        # Pass these only if they are set, because the ``store`` block has settings for both as well.
+        # Pass these only if they are set, because the ``store`` block has settings for all as well.
         if self.buffer.prefetch:
             options['prefetch'] = int(self.buffer.prefetch)
+        if self.buffer.share_frames is False:
+            options['share_frames'] = False
         if self.buffer.path is not None:
             options['path'] = self.buffer.path
         return make(int(self.buffer.replay_buffer_size), sampler=self._sampler(), **options)

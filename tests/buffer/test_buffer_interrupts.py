@@ -24,6 +24,7 @@ from ding_store.buffer import (
     Uniform,
     limited,
 )
+from ding_store.buffer.table import frame_sharing
 from ding_store.errors import NotEnoughData
 
 SIZE = 8
@@ -84,6 +85,7 @@ class Kind(NamedTuple):
     has_metas: bool = True
     has_path: bool = False
     has_files: bool = False
+    shares_frames: bool = False
     options: Dict[str, Any] = {}
 
     def make(self, path: Path) -> StoreBuffer:
@@ -115,6 +117,7 @@ KINDS = {
     'ahead': Kind(lambda: Prioritized(seed=0), options={'prefetch': 2}),
     'objects': Kind(Uniform, is_of_episodes=True),
     'files': Kind(lambda: Prioritized(seed=0), has_files=True),
+    'shared': Kind(Uniform, shares_frames=True),
     'path': Kind(lambda: limited(Prioritized(seed=0), max_times_sampled=500), has_path=True),
     'packed': Kind(lambda: limited(Prioritized(seed=0), max_times_sampled=500), is_of_episodes=True, has_path=True),
     'fsync': Kind(Uniform, has_path=True, options={'fsync': True}),
@@ -269,6 +272,8 @@ OPERATIONS = [
     commit,
     look,
 ]
+#: Operations that change which frames a buffer keeps.
+OF_FRAMES = [push, push_other_values, extend_elements, extend_all, update, delete_many, shrink, grow, clear, load]
 #: Those that change what samplers keep.
 OF_SAMPLERS = [push, sample, update_priorities, load]
 
@@ -449,6 +454,8 @@ def of_suite(name: str, operation: Any, loops: str) -> bool:
     """Whether it is tried in the suite: the others are much like these."""
     if name in ('plain', 'files', 'fsync') or loops == 'numpy':
         return False
+    if name == 'shared':
+        return operation in OF_FRAMES
     return name in ('uniform', 'path') or operation in OF_SAMPLERS
 
 
@@ -468,6 +475,8 @@ def test_buffer_interrupted_anywhere_stays_whole(
     kind = KINDS[name]
     if kind.has_files:
         monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
+    if kind.shares_frames:
+        monkeypatch.setattr(frame_sharing, 'MIN_BYTES', 1)  # All columns of numbers of one dtype share their values.
     if loops == 'numpy':
         monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
     check_interrupted(kind, operation, tmp_path, FILES, NUM_PLACES)

@@ -6,6 +6,7 @@ import tempfile
 from typing import Any, List, Optional
 
 import pytest
+import torch
 from elements import number, transition
 from examples import MORE
 from hypothesis import settings
@@ -137,5 +138,49 @@ class BufferModel(RuleBasedStateMachine):
             self.buffer.get_by_index(str(self.pushed))
 
 
+class FramesModel(BufferModel):
+    """The same with elements whose frames are kept once. Neighbours have four of their six frames in common."""
+
+    #: The largest value of a frame is 1, so that float32 frames are stored as bytes, or 0.3.
+    largest = 1.0
+
+    @initialize(size=st.integers(1, 8))
+    def make(self, size: int) -> None:
+        super().make(size, False)
+
+    def element(self, i: int) -> Any:
+        return {'obs': self.stack(i), 'next_obs': self.stack(i + 1), 'number': torch.tensor([i])}
+
+    def stack(self, i: int) -> torch.Tensor:
+        levels = torch.arange(i, i + 3).remainder(256).float()[:, None, None]
+        return (levels / 255 * self.largest).expand(3, 32, 32)
+
+    def number(self, data: Any) -> int:
+        i = int(data['number'])
+        assert torch.equal(data['obs'], self.stack(i))
+        assert torch.equal(data['next_obs'], self.stack(i + 1))
+        return i
+
+    @invariant()
+    def frames_are_kept_once(self) -> None:
+        if not hasattr(self, 'buffer'):
+            return
+        assert self.buffer.check() == []
+        if self.model:
+            shared = self.buffer.table.columns.shared
+            frames = {each % 256 for _, number, _ in self.model for each in range(number, number + 4)}
+            assert {name: each.pool.num_used for name, each in shared.items()} == dict.fromkeys(
+                ('obs', 'next_obs'), len(frames)
+            )
+
+
+class WideFramesModel(FramesModel):
+    largest = 0.3
+
+
 TestBufferModel = BufferModel.TestCase
 TestBufferModel.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)
+TestFramesModel = FramesModel.TestCase
+TestFramesModel.settings = settings(max_examples=15 * MORE, stateful_step_count=25, deadline=None)
+TestWideFramesModel = WideFramesModel.TestCase
+TestWideFramesModel.settings = settings(max_examples=8 * MORE, stateful_step_count=25, deadline=None)

@@ -129,6 +129,7 @@ class StoreBufferWrapper:
             path=self.settings.path,
             sampler=sampler,
             prefetch=int(self.settings.prefetch),
+            share_frames=self.settings.share_frames,
         )
 
     def start(self) -> None:

@@ -55,7 +55,7 @@ class ColumnElements(ElementStore):
     def prepare(self, elements: Sequence[Any]) -> Write:
         table, schema = self._table, self.schema
         columns = self._columns
-        if columns.narrow:
+        if columns.is_encoded:
             stored = table.shape.as_stored(schema.encode_parts(elements, columns.narrow))
             return lambda slots: columns.store(slots, stored)
         return lambda slots: columns.encode(slots, schema, elements)

@@ -58,12 +58,18 @@ class Elements:
           a path, lists of varying length are packed, and Python objects are refused.
         - fsync (:obj:`bool`): As in ``Table``.
         - begin_episodes (:obj:`bool`): Whether the collection of the rows found in ``path`` ended with its process.
+        - share_frames (:obj:`bool`): As in ``TableColumns``.
     """
 
     def __init__(
-        self, capacity: int, path: Optional[str] = None, fsync: bool = False, begin_episodes: bool = True
+        self,
+        capacity: int,
+        path: Optional[str] = None,
+        fsync: bool = False,
+        begin_episodes: bool = True,
+        share_frames: bool = True,
     ) -> None:
-        self.table = Table({}, capacity, path, fsync)
+        self.table = Table({}, capacity, path, fsync, share_frames)
         journal = None if self.table.table_dir is None else self.table.table_dir.metas
         try:
             self.metas = MetaStore(self.table.index, self.table.write_lock, journal)

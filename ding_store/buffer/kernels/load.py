@@ -37,6 +37,9 @@ class Kernels(NamedTuple):
     widen: Callable[..., None]
     widen_many: Callable[..., None]
     widen_steps: Callable[..., bool]
+    intern: Callable[..., int]
+    release: Callable[..., None]
+    index: Callable[..., None]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -50,7 +53,7 @@ def _compiled() -> Optional[Kernels]:
 
 
 def _compile(compiled: Compiler) -> Kernels:
-    from ding_store.buffer.kernels import copy_kernels, power_kernels, row_kernels, sum_tree_kernels
+    from ding_store.buffer.kernels import copy_kernels, frame_kernels, power_kernels, row_kernels, sum_tree_kernels
 
     return Kernels(
         set_many=compiled(sum_tree_kernels.SET, sum_tree_kernels.set_many),
@@ -69,10 +72,13 @@ def _compile(compiled: Compiler) -> Kernels:
         are_at=compiled(row_kernels.ARE_AT, row_kernels.are_at),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
+        release=compiled(frame_kernels.RELEASE, frame_kernels.release),
+        index=compiled(frame_kernels.INDEX, frame_kernels.index),
         # These take up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
+        intern=compiled(frame_kernels.INTERN, frame_kernels.intern, nogil=True),
         widen_steps=compiled(copy_kernels.WIDEN_STEPS, copy_kernels.widen_steps, nogil=True),
     )

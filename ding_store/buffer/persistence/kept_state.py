@@ -101,5 +101,5 @@ class KeptState:
 
     def findings(self) -> List[str]:
         """Return the damage of the files that are open."""
-        files = [*self._values.values(), *self._records.values()]
-        return [finding for file in files for finding in file.findings()]
+        values = [finding for each in self._values.values() for finding in each.findings()]
+        return values + [finding for record in self._records.values() for finding in record.findings()]

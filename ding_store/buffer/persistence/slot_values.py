@@ -38,6 +38,10 @@ class SlotValues:
     """
 
     # A new file is all zeros. Row numbers are stored plus one, so that zero means no row.
+    _region: mmap.mmap
+    _head: Array
+    _follows: Array
+    _values: Array
 
     def __init__(
         self,

@@ -32,6 +32,8 @@ class RankMasses(Masses):
         exactly, which takes O(N log(N)): about 90 ms for 400k rows.
     """
 
+    _priorities: Array
+
     def __init__(self, alpha: float, sort_every: Optional[int]) -> None:
         super().__init__(alpha)
         if sort_every is not None and not is_within(sort_every, 1):

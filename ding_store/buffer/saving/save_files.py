@@ -100,7 +100,7 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
 def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
     """Return a private copy with the same row numbers."""
     with elements.table.write_lock:
-        twin = Elements(elements.table.capacity)
+        twin = Elements(elements.table.capacity, share_frames=elements.table.columns.share_frames)
         kept = contents(elements)
         objects, metas = copy.deepcopy((kept.objects, kept.metas), memo)
         loads.replace(twin, _of(elements, kept._replace(objects=objects, metas=metas)))
@@ -187,7 +187,7 @@ def _stock(file_name: str, elements: Elements) -> Loaded:
         raise
     except Exception as e:
         raise CorruptPayload(f'{file_name!r} is not a buffer that hickle can load, or is truncated ({e!r})') from e
-    twin = Elements(elements.table.capacity)
+    twin = Elements(elements.table.capacity, share_frames=elements.table.columns.share_frames)
     for item in items:
         if hasattr(item, 'data') and hasattr(item, 'meta'):
             twin.append([item.data], [item.meta])

@@ -39,10 +39,12 @@ class ColumnMemory:
     Arguments:
         - capacity (:obj:`int`): The number of rows.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
+        - expected (:obj:`float`): The share of the slots that will probably be used. It decides whether private columns
+          fit in memory.
     """
 
-    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
-        self.capacity = capacity
+    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None, expected: float = 1.0) -> None:
+        self.capacity, self._expected = capacity, expected
         self._files = ColumnFiles(table_dir, None if table_dir is None else table_dir.path)
         #: By the name of the column. Columns in memory and columns without bytes have none.
         self._file_of: Dict[str, ColumnFile] = {}
@@ -75,7 +77,8 @@ class ColumnMemory:
             - NotEnoughSpace: There is no space for the reserved rows of these columns.
         """
         if self._files.directory is None and not self.columns:
-            self._files.directory = free_space.private_directory(self.capacity * sum(map(spec_bytes, specs.values())))
+            num_bytes = self.capacity * sum(map(spec_bytes, specs.values()))
+            self._files.directory = free_space.private_directory(int(self._expected * num_bytes))
         added: Dict[str, Array] = {}
         files: Dict[str, ColumnFile] = {}
         try:

@@ -26,7 +26,9 @@ from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_memory import ColumnMemory
-from ding_store.buffer.table.encodings import Column, NarrowColumn, is_run
+from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn, is_run
+from ding_store.buffer.table.frame_pool import FramePool
+from ding_store.buffer.table.frame_sharing import JUDGED_ROWS, MIN_RATIO, Shared, shared_columns
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widened
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns, ColumnSpec
@@ -40,14 +42,25 @@ _MAX_RUNS = 4
 class _Layout:
     """The columns at one time. Readers must not combine the arrays of one time with the names of another."""
 
-    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'row_bytes', 'specs')
+    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'row_bytes', 'shared', 'specs')
 
-    def __init__(self, memory: ColumnMemory, narrow_names: Collection[str]) -> None:
-        self.memory, self.arrays, self.narrow_names = memory, memory.columns, narrow_names
-        self.columns = {name: _column(array, name in narrow_names) for name, array in self.arrays.items()}
+    def __init__(self, memory: ColumnMemory, narrow_names: Collection[str], shared: Mapping[str, Shared]) -> None:
+        self.memory, self.arrays, self.narrow_names, self.shared = memory, memory.columns, narrow_names, shared
+        self.columns = {
+            name: _column(array, name in narrow_names, shared.get(name)) for name, array in self.arrays.items()
+        }
         self.specs: Dict[str, ColumnSpec] = {name: (each.dtype, each.shape) for name, each in self.columns.items()}
         self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
         self.row_bytes = sum(column.row_bytes for column in self.columns.values())
+
+    @property
+    def pools(self) -> List[FramePool]:
+        """The pools of the columns that share frames."""
+        return list({id(each.pool): each.pool for each in self.shared.values()}.values())
+
+    def close(self) -> None:
+        for each in (self.memory, *self.pools):
+            each.close()
 
 
 class TableColumns:
@@ -59,11 +72,17 @@ class TableColumns:
     Arguments:
         - capacity (:obj:`int`): The number of slots.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
+        - share_frames (:obj:`bool`): Whether columns may share frames, see ``frame_sharing``. Private columns only.
     """
 
-    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None) -> None:
-        self._table_dir = table_dir
-        self._layout = _Layout(ColumnMemory(capacity, table_dir), ())
+    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None, share_frames: bool = False) -> None:
+        self._table_dir, self.share_frames = table_dir, share_frames
+        self._layout = _Layout(ColumnMemory(capacity, table_dir), (), {})
+        #: False while rows are written whose frames are counted before they are live. If it stays False, the writer
+        #: was interrupted, and ``recount`` must follow.
+        self.are_frames_counted = True
+        #: Number of rows when sharing was judged last.
+        self._num_judged = 0
         #: Slots from this one on were never written.
         self.num_used = 0
         #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
@@ -91,14 +110,25 @@ class TableColumns:
         return self._layout.narrow
 
     @property
+    def shared(self) -> Mapping[str, Shared]:
+        """Columns that hold references to frames, by name."""
+        return self._layout.shared
+
+    @property
+    def is_encoded(self) -> bool:
+        """True if a column is not stored as it is."""
+        return bool(self._layout.narrow or self._layout.shared)
+
+    @property
     def row_bytes(self) -> int:
-        """Stored bytes of one row."""
+        """Bytes of one row, as if it shared no frames."""
         return self._layout.row_bytes
 
     @property
     def has_files(self) -> bool:
         """True if forked processes share the contents of the columns."""
-        return self._layout.memory.has_files
+        layout = self._layout
+        return layout.memory.has_files or any(pool.has_files for pool in layout.pools)
 
     @property
     def _memory(self) -> ColumnMemory:
@@ -162,9 +192,12 @@ class TableColumns:
 
     def store(self, slots: Array, columns: Columns, skipped: int = 0) -> None:
         """Fill slots with columns from ``as_stored``, without their first ``skipped`` rows."""
-        runs = _runs(slots)
+        runs, shared = _runs(slots), self._layout.shared
         for name, column in self._layout.arrays.items():
             values = columns[name][skipped:] if skipped else columns[name]
+            if name in shared:
+                self.are_frames_counted = False
+                values = shared[name].intern(values)
             if len(runs) > _MAX_RUNS:
                 column[slots] = values
                 continue
@@ -178,7 +211,7 @@ class TableColumns:
     def encode(self, slots: Array, schema: Schema, elements: Sequence[Any]) -> None:
         """
         Overview:
-            Fill slots with elements, without a copy in between. No column may be narrow.
+            Fill slots with elements, without a copy in between. Not if ``is_encoded``.
         Raises:
             - SchemaMismatch: An element has another schema. The slots may have changed.
         """
@@ -186,11 +219,22 @@ class TableColumns:
 
     def overwrite(self, slots: Array, columns: Columns) -> None:
         """Replace the values of some columns, which come from ``as_stored``. May be repeated after an interruption."""
-        arrays = self._layout.arrays
+        arrays, shared = self._layout.arrays, self._layout.shared
         for name, values in columns.items():
-            if name in self.num_changes and (arrays[name][slots] != values).any():
-                self.num_changes[name] += 1
-            arrays[name][slots] = values
+            if name in self.num_changes:
+                before = self.read(name, slots) if name in shared else arrays[name][slots]
+                self.num_changes[name] += int((before != values).any())
+            if name in shared:
+                self._overwrite_frames(shared[name], arrays[name], slots, values)
+            else:
+                arrays[name][slots] = values
+
+    def _overwrite_frames(self, shared: Shared, references: Array, slots: Array, values: Array) -> None:
+        were_counted, self.are_frames_counted = self.are_frames_counted, False
+        made, former = shared.intern(values), references[slots]
+        references[slots] = made
+        shared.pool.release(former)
+        self.are_frames_counted = were_counted
 
     def fill(self, start: int, columns: Columns) -> None:
         """
@@ -203,6 +247,7 @@ class TableColumns:
         names = [name for name in self.narrow.intersection(columns) if columns[name].dtype == np.uint8]
         stored = self.as_stored(columns, names, lambda name: finish(self.replacing(name, self.specs[name], start)))
         for name, values in stored.items():
+            values = self.shared[name].intern(values) if name in self.shared else values
             self._layout.arrays[name][start : start + len(values)] = values
 
     def fill_value(self, name: str, value: Any) -> None:
@@ -217,8 +262,12 @@ class TableColumns:
         Raises:
             - NotEnoughSpace: There is no space for the used rows of these columns.
         """
-        self._memory.add(stored_specs(specs, narrow), self.num_used)
-        self._refresh({*self._layout.narrow_names, *narrow})
+        stored, shared = stored_specs(specs, narrow), self._layout.shared
+        if self.share_frames and self._table_dir is None and not len(self):
+            shared = shared_columns(stored, self._memory.capacity)
+            stored.update({name: each.reference_spec for name, each in shared.items()})
+        self._memory.add(stored, self.num_used)
+        self._refresh({*self._layout.narrow_names, *narrow}, shared)
 
     def take_back(self, names: Iterable[str]) -> None:
         """Undo ``add``: remove these columns and their files."""
@@ -236,13 +285,16 @@ class TableColumns:
         columns = self._memory.stored_columns()
         for column in columns:
             column.encoding = self.current[column.name].encoding
+            if column.name in self.shared:
+                dtype, shape = self.shared[column.name].spec
+                column.dtype, column.shape = dtype.str, list(shape)
         return columns
 
     def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Callable[[], None]:
         """
         Overview:
-            Convert a column to a dtype that can hold all its values. The new one stores them as they are. The returned
-            function replaces the old one. It may be called again.
+            Convert a column to a dtype that can hold all its values, or to that of its frames. The new one shares no
+            frames. The returned function replaces the old one. It may be called again. ``recount`` must follow.
         Arguments:
             - num_rows (:obj:`Optional[int]`): Slots from this one on hold nothing. By default, the used slots.
         Raises:
@@ -253,20 +305,20 @@ class TableColumns:
 
         def replace() -> None:
             replace_array()
-            self._refresh()
+            self._refresh(shared={other: each for other, each in self.shared.items() if other != name})
 
         return replace
 
     def others(self) -> TableColumns:
         """Return an empty set of columns with as many slots, for ``becoming``."""
-        return TableColumns(self._memory.capacity, self._table_dir)
+        return TableColumns(self._memory.capacity, self._table_dir, self.share_frames)
 
     def becoming(self, others: TableColumns) -> Callable[[], None]:
         """Return a function that replaces all columns by others, and closes the old. It may be called again."""
-        former = self._memory
+        former = self._layout
 
         def become() -> None:
-            self._layout, self.num_used = others._layout, others.num_used
+            self._layout, self.num_used, self._num_judged = others._layout, others.num_used, 0
             former.close()
 
         return become
@@ -289,9 +341,12 @@ class TableColumns:
     def resizing(self, capacity: int) -> Callable[[], None]:
         """Return a function that changes the number of slots, see ``ColumnMemory.resizing``. It may be called again."""
         resize_arrays = self._memory.resizing(capacity)
+        resize_pools = [pool.resizing(capacity * self._num_frames(pool)) for pool in self._layout.pools]
 
         def resize() -> None:
             self.num_used = min(self.num_used, capacity)
+            for resize_pool in resize_pools:
+                resize_pool()
             resize_arrays(self.num_used)
             self._refresh()
 
@@ -301,14 +356,43 @@ class TableColumns:
         """Write all bytes of the files to the disk."""
         self._memory.sync()
 
+    def release(self, slots: Array) -> None:
+        """Give up the frames of rows that left these slots."""
+        for name, each in self.shared.items():
+            each.pool.release(self._layout.arrays[name][slots])
+
+    def recount(self, slots: Array) -> None:
+        """Count the references to frames anew. ``slots`` are those of all live rows. It may be called again."""
+        for pool in self._layout.pools:
+            pool.recount(self._references(pool, slots))
+        self.are_frames_counted = True
+
+    def useless_sharing(self, num_rows: int) -> List[str]:
+        """Return columns whose frames hardly recur, judged now and then. ``num_rows`` is the number of live rows."""
+        if not self.shared or num_rows < self._num_judged + JUDGED_ROWS:
+            return []
+        self._num_judged = num_rows
+        useless = [pool for pool in self._layout.pools if num_rows * self._num_frames(pool) < MIN_RATIO * pool.num_used]
+        return [name for name, each in self.shared.items() if any(each.pool is pool for pool in useless)]
+
+    def _num_frames(self, pool: FramePool) -> int:
+        """Return the number of references that a row has to the frames of this pool."""
+        return sum(each.num_frames for each in self.shared.values() if each.pool is pool)
+
+    def _references(self, pool: FramePool, slots: Array) -> Array:
+        arrays = [self._layout.arrays[name] for name, each in self.shared.items() if each.pool is pool]
+        return np.concatenate([array[slots].reshape(-1) for array in arrays])
+
     def close(self) -> None:
         """Close the files. Readers that hold columns can continue to read them."""
-        self._memory.close()
+        self._layout.close()
         self._refresh()
 
     def discard(self) -> None:
         """Delete columns and files that no header names yet."""
         self._memory.discard()
+        for pool in self._layout.pools:
+            pool.close()
         self._refresh()
 
     def findings(self, index: RowIndex) -> List[str]:
@@ -318,16 +402,26 @@ class TableColumns:
             found.append(f'a row is in a slot beyond {self.num_used}, the last that was written')
         if any(len(array) != index.capacity for array in self._layout.arrays.values()):
             found.append(f'a column does not have {index.capacity} slots')
+        for pool in self._layout.pools:
+            found += pool.findings(self._references(pool, index.live_slots))
         return found
 
-    def _refresh(self, narrow_names: Optional[Collection[str]] = None) -> None:
+    def _refresh(
+        self, narrow_names: Optional[Collection[str]] = None, shared: Optional[Mapping[str, Shared]] = None
+    ) -> None:
         """Show readers the columns that the memory holds now."""
         layout = self._layout
-        self._layout = _Layout(layout.memory, layout.narrow_names if narrow_names is None else narrow_names)
+        self._layout = _Layout(
+            layout.memory,
+            layout.narrow_names if narrow_names is None else narrow_names,
+            layout.shared if shared is None else shared,
+        )
 
 
-def _column(array: Array, is_narrow: bool) -> Column:
+def _column(array: Array, is_narrow: bool, shared: Optional[Shared]) -> Column:
     # The array decides as well: a column that was replaced by a wide one is still among the names.
+    if shared is not None and (array.dtype, array.shape[1:]) == shared.reference_spec:
+        return SharedColumn(array, shared, is_narrow)
     return NarrowColumn(array) if is_narrow and array.dtype == np.uint8 else Column(array)
 
 

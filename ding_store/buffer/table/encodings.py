@@ -1,4 +1,4 @@
-"""Columns that store the values of their rows as they are, and columns that store float32 values as bytes."""
+"""How columns store the values of their rows: as they are, float32 values as bytes, or as references to frames."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Optional, Sequence, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.persistence.table_header import ENCODING
 from ding_store.buffer.table.cold import ColdColumn
+from ding_store.buffer.table.frame_sharing import Shared
 from ding_store.buffer.table.narrowing import gather, narrow_into, widen
-from ding_store.compiled import copy_past_caches
+from ding_store.compiled import FAR_BYTES, copy_past_caches
 
 _FIRST = np.zeros(1, np.int64)
 
@@ -26,18 +27,20 @@ class Column:
         - stored (:obj:`np.ndarray`): The array of all slots, in the form in which it is stored.
     """
 
-    __slots__ = ('dtype', 'row_bytes', 'shape', 'stored')
+    __slots__ = ('dtype', 'row_bytes', 'shape', 'stored', 'stored_bytes')
 
     #: The name of the form in a directory's header. None: values are stored as they are.
     encoding: Optional[str] = None
+    #: True if each stored row is a value, so that its bytes can be copied.
+    is_plain = True
 
     def __init__(self, stored: Array) -> None:
         self.stored = stored
         #: dtype and shape of one value outside the table.
         self.dtype: np.dtype = stored.dtype
         self.shape: Tuple[int, ...] = stored.shape[1:]
-        #: Bytes of one row in the stored form.
-        self.row_bytes = stored.itemsize * prod(self.shape)
+        #: Bytes of one stored row, and of one row of ``take_bytes``.
+        self.stored_bytes = self.row_bytes = stored.itemsize * prod(self.shape)
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -72,7 +75,7 @@ class Column:
         out[...] = rows
 
     def take_bytes(self, slots: Array, out: Array) -> None:
-        """Copy the stored bytes of these slots to an array of bytes."""
+        """Copy the bytes of these slots to an array of bytes, in the form that ``encoding`` names."""
         if not len(out):
             return
         rows = out.view(self.stored.dtype).reshape((len(slots), *self.stored.shape[1:]))
@@ -96,6 +99,7 @@ class NarrowColumn(Column):
     __slots__ = ()
 
     encoding = ENCODING
+    is_plain = False
 
     def __init__(self, stored: Array) -> None:
         super().__init__(stored)
@@ -131,6 +135,75 @@ class NarrowColumn(Column):
         if out.dtype != np.float32:
             raise TypeError(f'values of float32 do not fit into an array of {out.dtype}')
         gather(self.stored, slots, out)
+
+
+class SharedColumn(Column):
+    """
+    Overview:
+        A column of references to frames, see ``frame_sharing``.
+    Arguments:
+        - stored (:obj:`np.ndarray`): The references, ``(capacity, num_frames)``, int32.
+        - shared (:obj:`Shared`): The pool of the frames, and the form of a value.
+        - is_narrow (:obj:`bool`): Whether the frames are float32 values as bytes.
+    """
+
+    __slots__ = ('_frames', 'encoding', 'shared')
+
+    is_plain = False
+
+    def __init__(self, stored: Array, shared: Shared, is_narrow: bool) -> None:
+        super().__init__(stored)
+        self.shared = shared
+        # Another thread may replace the pool's frames by a longer array.
+        frames = shared.pool.frames
+        self._frames: Column = NarrowColumn(frames) if is_narrow else Column(frames)
+        self.encoding = self._frames.encoding
+        self.dtype, self.shape = self._frames.dtype, shared.spec[1]
+        self.row_bytes = shared.num_frames * self._frames.row_bytes
+
+    def read(self, slots: Array) -> Array:
+        return self._frames.read(self._numbers(slots)).reshape(len(slots), *self.shape)
+
+    def decode(self, rows: Array, out: Array) -> None:
+        frames = self._frames.stored[rows.reshape(-1)]
+        if out.dtype == frames.dtype:
+            out[...] = frames.reshape(out.shape)
+        else:
+            self._frames.decode(frames, out.reshape(-1, *self._frames.shape))
+
+    def take_bytes(self, slots: Array, out: Array) -> None:
+        self._frames.take_bytes(self._numbers(slots), out)
+
+    def by_step(self) -> Column:
+        num_steps, *shape = self.shape
+        dtype = self.shared.spec[0]
+        step = self.shared._replace(spec=(dtype, tuple(shape)), num_frames=self.shared.num_frames // num_steps)
+        return SharedColumn(self.stored.reshape(-1, step.num_frames), step, self.encoding is not None)
+
+    def encode_into(self, value: Array, frames: Array) -> bool:
+        """Write the frames of a value, in the form in which the pool has them. Return False if they do not fit."""
+        if isinstance(self._frames, NarrowColumn):
+            return self._frames.encode_into([value], frames[None])
+        frames[...] = value.reshape(frames.shape)
+        return True
+
+    def _gather(self, slots: Array, out: Array) -> None:
+        if out.shape != (len(slots), *self.shape) or out.dtype != self.dtype:
+            raise ValueError(f'values of shape {self.shape} do not fit into an array of shape {out.shape}')
+        if not out.flags.c_contiguous:
+            out[...] = self.read(slots)
+            return
+        numbers, kernels = self._numbers(slots), load_kernels()
+        if kernels is None or not self._frames.is_plain:
+            self._frames.read_into(numbers, out.reshape(len(numbers), *self._frames.shape))
+            return
+        copy = kernels.gather if out.nbytes <= BRIEF_BYTES else kernels.gather_freely
+        stored = self._frames.stored
+        source, size, target = (np.array([n]) for n in (stored.ctypes.data, stored[:1].nbytes, out.ctypes.data))
+        copy(source, size, target, numbers, len(stored), out.nbytes >= FAR_BYTES)
+
+    def _numbers(self, slots: Array) -> Array:
+        return self.stored.take(slots, 0, None, 'clip').reshape(-1).astype(np.int64)
 
 
 def is_run(slots: Array) -> bool:

@@ -15,7 +15,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.encodings import Column, NarrowColumn
+from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn
+from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
@@ -42,9 +43,9 @@ class Gather:
             for address, (name, column) in zip(addresses, taken.items())
         )
         self.addresses = np.array([address or 0 for address in addresses], np.int64)
-        self.sizes = np.array([column.row_bytes for column in taken.values()], np.int64)
+        self.sizes = np.array([column.stored_bytes for column in taken.values()], np.int64)
         #: Names of the columns that are not stored as they are, and their positions.
-        self.encoded = [(name, place) for place, (name, column) in enumerate(taken.items()) if column.encoding]
+        self.encoded = [(name, place) for place, (name, column) in enumerate(taken.items()) if not column.is_plain]
         self._plain = np.delete(np.arange(len(taken)), [place for _, place in self.encoded])
         #: Addresses and row sizes of the columns that are copied as they are.
         self.plain = self.addresses[self._plain], self.sizes[self._plain]
@@ -66,15 +67,26 @@ class RowWriter:
         self._put = kernels.put if gather.sizes.sum() <= BRIEF_BYTES else kernels.put_freely
         #: Per narrow column its position, and memory for its bytes.
         self._narrow: List[Tuple[int, NarrowColumn, Array, int]] = []
+        #: Per pool of shared frames, memory for the frames of an element, and the columns with their positions in it.
+        self._shared: List[Tuple[FramePool, Array, List[Tuple[int, SharedColumn, slice]]]] = []
+        shared: Dict[int, List[Tuple[int, SharedColumn]]] = {}
         for name, place in gather.encoded:
-            column, made = gather.columns[name], np.empty((1, gather.sizes[place]), np.uint8)
-            assert isinstance(column, NarrowColumn)
-            self._narrow.append((place, column, made, made.ctypes.data))
+            column = gather.columns[name]
+            if isinstance(column, NarrowColumn):
+                made = np.empty((1, gather.sizes[place]), np.uint8)
+                self._narrow.append((place, column, made, made.ctypes.data))
+            elif isinstance(column, SharedColumn):
+                shared.setdefault(id(column.shared.pool), []).append((place, column))
+        for columns in shared.values():
+            pool, ends = columns[0][1].shared.pool, np.cumsum([each.shared.num_frames for _, each in columns]).tolist()
+            parts = [slice(end - each.shared.num_frames, end) for end, (_, each) in zip(ends, columns)]
+            frames = np.empty((ends[-1], *pool.frames.shape[1:]), pool.frames.dtype)
+            self._shared.append((pool, frames, [(*each, part) for each, part in zip(columns, parts)]))
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """
-        Return a function that writes the element to a slot and cannot fail. Return None if the element is not just
-        bytes, or does not fit.
+        Return a function that writes the element to a slot. It cannot fail, unless there is no room for its frames.
+        Return None if the element is not just bytes, or does not fit.
         """
         found = self._batch.addresses(element)
         if found is None:
@@ -84,8 +96,19 @@ class RowWriter:
             if not column.encode_into([held[place].detach().numpy()], narrowed):
                 return None
             places[place] = address
+        for _, frames, columns in self._shared:
+            for place, shared, part in columns:
+                if not shared.encode_into(held[place].detach().numpy(), frames[part]):
+                    return None
 
         def write(slot: int) -> None:
+            references = []  # Keeps their memory.
+            for pool, frames, columns in self._shared:
+                numbers = pool.intern(frames)
+                references.append(numbers)
+                address = numbers.ctypes.data
+                for place, _, part in columns:
+                    places[place] = address + part.start * numbers.itemsize
             self._put(places, self.gather.sizes, self.gather.addresses, slot)
             held.clear()  # Until here ``held`` keeps the memory of the element's leaves.
 

@@ -14,10 +14,12 @@ from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.durability import Durability
 from ding_store.buffer.table.fork_guard import ForkGuard
+from ding_store.buffer.table.frame_sharing import FrameListener
 from ding_store.buffer.table.reads import ConsistentReads
 from ding_store.buffer.table.rows import NO_ROWS, RowIndex
-from ding_store.buffer.table.specs import Columns, ColumnSpec, checked_specs
-from ding_store.errors import ConfigError
+from ding_store.buffer.table.specs import Columns, ColumnSpec, checked_specs, spec_bytes
+from ding_store.errors import ConfigError, NotEnoughSpace
+from ding_store.free_space import format_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ class TableShape:
     ) -> None:
         self._index, self._columns, self._durability, self._guard = index, columns, durability, guard
         self._reads, self._write_lock = reads, write_lock
+        # One listener: a second one, kept alive by a traceback, would give up each frame twice.
+        self._frame_listener = FrameListener(columns, index)
+        self._listen_for_frames()
 
     def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
         """
@@ -176,8 +181,11 @@ class TableShape:
             self._index.forget()
             cleared()
             become()
+            self._listen_for_frames()
             self._index.next_row = max(next_row, self._index.next_row, self._index.promised_row)
             self._index.load(rows, self._durability.numbers)
+            # The listener found no rows, in the new columns if this is a repetition.
+            self._columns.recount(self._index.live_slots)
             replaced()
 
         with self._write_lock, self._index.lock:
@@ -286,6 +294,41 @@ class TableShape:
                 # Readers that copy from the old column repeat the read. Other readers wait for the lock.
                 self._reads.repeat()
                 replace()
+                self._columns.recount(self._index.live_slots)
             self._durability.describe(self._durability.info)
 
         finish(widen_column)
+
+    def judge_sharing(self) -> None:
+        """
+        Store columns whose frames hardly recur as they are. They go on sharing frames if there is no space for that.
+        The caller holds the write lock.
+        """
+        for name in self._columns.useless_sharing(self._index.count) if self._columns.shared else ():
+            spec = self._columns.shared[name].spec
+            logger.info(
+                'column %r shares no frames from now on: they hardly recur. It takes %s per row.',
+                name,
+                format_bytes(spec_bytes(spec)),
+            )
+            try:
+                self._convert(self._columns.replacing(name, spec))
+            except NotEnoughSpace as e:
+                logger.warning('column %r goes on sharing frames that hardly recur: %s', name, e)
+
+    def _convert(self, replace: Callable[[], None]) -> None:
+        """Replace a column by one that holds the same values."""
+
+        def convert() -> None:
+            with self._index.lock:
+                # Readers that copy from the old column repeat the read. Other readers wait for the lock.
+                self._reads.repeat()
+                replace()
+                self._columns.recount(self._index.live_slots)
+
+        finish(convert)
+
+    def _listen_for_frames(self) -> None:
+        """Give up the frames of rows that leave from now on, if columns share frames."""
+        if self._columns.shared:
+            self._index.listen(self._frame_listener)

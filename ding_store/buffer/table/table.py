@@ -52,13 +52,18 @@ class Table:
     """
 
     def __init__(
-        self, columns: Mapping[str, ColumnSpec], capacity: int, path: Optional[str] = None, fsync: bool = False
+        self,
+        columns: Mapping[str, ColumnSpec],
+        capacity: int,
+        path: Optional[str] = None,
+        fsync: bool = False,
+        share_frames: bool = False,
     ) -> None:
         specs, capacity = checked_specs(columns), integer('capacity', capacity, 1)
         self.write_lock = hold_over_forks(threading.RLock())
         self._watchers: List[List[Array]] = []
         table_dir = self.table_dir = None if path is None else TableDirectory(path, capacity, fsync)
-        self.columns = TableColumns(capacity, table_dir)
+        self.columns = TableColumns(capacity, table_dir, share_frames)
         try:
             if table_dir is None:
                 self.index = RowIndex(capacity)
@@ -184,6 +189,7 @@ class Table:
                 self.columns.store(slots, columns, skipped)
                 if keep is not None:
                     keep(slots, rows)
+            self.shape.judge_sharing()
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows
 
     def writing(self, num_rows: int, skipped: int = 0, note: Optional[Mapping[str, Any]] = None) -> Writing:
@@ -207,8 +213,11 @@ class Table:
         with self.write_lock:
             slots, _ = self._writes.allocate(1)
             row = self.index.next_row
+            if self.columns.shared:
+                self.columns.are_frames_counted = False
             write(int(slots[0]))
             self._writes.publish(slots)
+            self.shape.judge_sharing()
         return slots, row
 
     def update(self, rows: Array, columns: Columns) -> Array:
@@ -225,6 +234,7 @@ class Table:
         # The index lock is held as well, so that no reader starts in the middle of the update.
         with self.write_lock, self.index.lock:
             self._reads.repeat()
+            self._writes.count_frames()
             for changed in self._watchers:
                 changed.append(wanted)
             slots, found = self.index.find(wanted)
@@ -303,6 +313,7 @@ class Table:
             - findings (:obj:`List[str]`): One sentence per inconsistency.
         """
         with self.write_lock, self.index.lock:
+            self._writes.count_frames()
             found = self.index.findings() + self.columns.findings(self.index)
             return found + self._durability.findings()
 

@@ -38,6 +38,7 @@ class RowWrites:
         self._guard.check_open()
         index = self._index
         with index.lock:
+            self.count_frames()
             if index.promised_row > index.next_row:
                 index.next_row = index.promised_row
             is_full = index.count + num_rows > index.capacity
@@ -65,6 +66,13 @@ class RowWrites:
             if len(slots) and self._index.row_of_slot[slots[0]] == first:
                 finish(lambda: self._durability.commit_rows(note, encoded))
             raise
+        if self._columns.shared:
+            self._columns.are_frames_counted = True
+
+    def count_frames(self) -> None:
+        """Count the references to frames anew if an interruption left wrong counts. The caller locks the index."""
+        if not self._columns.are_frames_counted:
+            self._columns.recount(self._index.live_slots)
 
     def take_back(self, slots: Array, evicted: Array) -> None:
         """Undo ``allocate``, before anything was written."""

@@ -1,0 +1,171 @@
+"""Benchmark of shared frames: memory per row and speed of a replay of real Atari frames, with and without sharing."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional
+
+import numpy as np
+import treetensor.torch as ttorch
+
+from benchmarks.output import say, show
+from benchmarks.replay import resident_bytes, timed
+from ding_store.errors import ConfigError
+
+#: Steps of a row, as in the DQN configs.
+NUM_STEPS = 3
+BATCH = 64
+GAMES = ('pong', 'qbert', 'space_invaders')
+
+Columns = Dict[str, np.ndarray]
+
+
+class Ours:
+    """StoreBuffer with priorities."""
+
+    def __init__(self, num_rows: int, share_frames: Any) -> None:
+        from ding_store.buffer import Prioritized, StoreBuffer
+
+        self._buffer = StoreBuffer(num_rows, sampler=Prioritized(seed=0), share_frames=share_frames)
+
+    def push(self, element: Any) -> None:
+        self._buffer.push(element)
+
+    def push_columns(self, columns: Columns) -> None:
+        self._buffer.extend(columns)
+
+    def sample(self) -> Any:
+        return self._buffer.sample_batch(BATCH)
+
+
+class Cpprb:
+    """cpprb with ``stack_compress`` and ``next_of``. It does not check that frames are equal, and has 1-step rows."""
+
+    def __init__(self, num_rows: int) -> None:
+        import cpprb
+
+        fields = {'obs': {'shape': (84, 84, 4), 'dtype': np.uint8}, 'action': {'dtype': np.int64}}
+        fields.update(reward={}, done={'dtype': np.bool_})
+        self._buffer = cpprb.PrioritizedReplayBuffer(num_rows, fields, next_of='obs', stack_compress='obs')
+
+    def push_columns(self, columns: Columns) -> None:
+        frames = {name: np.moveaxis(columns[name], 1, -1) for name in ('obs', 'next_obs')}
+        rest = {'action': columns['action'], 'reward': columns['reward'][:, 0], 'done': columns['done']}
+        self._buffer.add(**frames, **rest)
+        if columns['done'][-1]:
+            self._buffer.on_episode_end()
+
+    def sample(self) -> Any:
+        return self._buffer.sample(BATCH, beta=0.4)
+
+
+def main(games: Optional[str], num_rows: int, budget_s: float, json_path: Optional[str]) -> int:
+    """Measure each game, print a table, and write the figures to ``json_path``."""
+    names = list(GAMES) if games is None else games.split(',')
+    if num_rows < 1000:
+        raise ConfigError(f'--rows ({num_rows}) must be at least 1000')
+    if not budget_s > 0:
+        raise ConfigError(f'--seconds ({budget_s:g}) must be above 0')
+    results = [measure(name, num_rows, budget_s) for name in names]
+    for result in results:
+        show(render(result))
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(results, indent=1))
+    return 0
+
+
+def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
+    """Return the figures of all buffers, each of which is filled with the same rows of a game."""
+    say(f'{game}: playing')
+    levels = np.stack(list(played(game, num_rows + NUM_STEPS + 4)))
+    result: Dict[str, Any] = {'game': game, 'rows': num_rows, 'buffers': {}}
+    kinds = {
+        'shared': lambda: Ours(num_rows, 'auto'),
+        'not shared': lambda: Ours(num_rows, False),
+        'cpprb, 1-step': lambda: Cpprb(num_rows),
+    }
+    for name, make in kinds.items():
+        say(f'{game}: {name}')
+        try:
+            result['buffers'][name] = _measure(make, levels, num_rows, budget_s)
+        except ImportError as e:
+            result['buffers'][name] = {'left_out': str(e)}
+        gc.collect()
+    return result
+
+
+def played(game: str, num_frames: int) -> Iterator[np.ndarray]:
+    """Yield frames ``(84, 84)``, uint8, of random play."""
+    from easydict import EasyDict
+
+    from dizoo_configs.atari.atari_env import AtariEnv
+
+    rom = ''.join(part.capitalize() for part in game.split('_'))
+    env = AtariEnv(EasyDict(env_id=f'{rom}NoFrameskip-v4', frame_stack=4, is_train=True))
+    env.seed(0, dynamic_seed=False)
+    obs = env.reset()
+    for _ in range(num_frames):
+        frames = np.round(np.asarray(obs) * 255).astype(np.uint8)
+        yield frames[-1]
+        step = env.step(env.random_action())
+        obs = env.reset() if step.done else step.obs
+    env.close()
+
+
+def rows_of(levels: np.ndarray, start: int, count: int, num_steps: int = NUM_STEPS, is_float: bool = True) -> Columns:
+    """Return rows whose stacks are consecutive frames, as a collector makes them."""
+    stacks = np.lib.stride_tricks.sliding_window_view(levels, 4, axis=0).transpose(0, 3, 1, 2)
+    columns = {'obs': stacks[start : start + count], 'next_obs': stacks[start + num_steps : start + num_steps + count]}
+    if is_float:
+        scale = np.arange(256, dtype=np.float32) / np.float32(255)
+        columns = {name: scale[column] for name, column in columns.items()}
+    columns['action'] = np.zeros(count, np.int64)
+    columns['reward'] = np.zeros((count, num_steps), np.float32)
+    columns['done'] = np.zeros(count, np.bool_)
+    return columns
+
+
+def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> Dict[str, Any]:
+    before = resident_bytes()
+    buffer = make()
+    is_ours = isinstance(buffer, Ours)
+    options = {'num_steps': NUM_STEPS if is_ours else 1, 'is_float': is_ours}
+    for start in range(0, num_rows, BATCH):
+        buffer.push_columns(rows_of(levels, start, min(BATCH, num_rows - start), **options))
+    buffer.sample()
+    figures: Dict[str, Any] = {'bytes_per_row': (resident_bytes() - before) / num_rows}
+    figures['sample_us'] = _median_us(timed(lambda i: buffer.sample(), budget_s))
+    chunks = [rows_of(levels, start, BATCH, **options) for start in range(0, 16 * BATCH, BATCH)]
+    figures['push_columns_us'] = _median_us(timed(lambda i: buffer.push_columns(chunks[i % 16]), budget_s))
+    if is_ours:
+        elements = [_element(chunk, i) for chunk in chunks[:4] for i in range(BATCH)]
+        figures['push_us'] = _median_us(timed(lambda i: buffer.push(elements[i % len(elements)]), budget_s))
+    return figures
+
+
+def _element(columns: Columns, i: int) -> Any:
+    import torch
+
+    return ttorch.tensor({name: torch.as_tensor(column[i].copy()) for name, column in columns.items()})
+
+
+def _median_us(calls: List[float]) -> float:
+    return float(np.median(calls)) * 1e6
+
+
+def render(result: Dict[str, Any]) -> str:
+    """Return a table of one game."""
+    lines = [f'{result["game"]}: {result["rows"]:,} rows of {NUM_STEPS} steps, batch {BATCH}, prioritized']
+    lines.append(f'{"":16}{"bytes a row":>14}{"sample us":>12}{"push 64 us":>12}{"push us":>10}')
+    for name, figures in result['buffers'].items():
+        if 'left_out' in figures:
+            lines.append(f'{name:16}left out: {figures["left_out"]}')
+            continue
+        push = f'{figures["push_us"]:10,.0f}' if 'push_us' in figures else ''
+        lines.append(
+            f'{name:16}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
+            f'{figures["push_columns_us"]:12,.0f}{push}'
+        )
+    return '\n'.join(lines)

@@ -1,0 +1,203 @@
+"""Loops that find equal frames. Imported and compiled only if numba is installed, see ``load``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic, register_jitable
+
+from ding_store.buffer.array_types import Array
+from ding_store.compiled.cache_lines import copy_bytes, prefetch_early
+
+_HASHES, _INTS, _STATE = 'uint64[::1]', 'int32[::1]', 'int64[::1]'
+INTERN = f'int64(int64, int64, int64, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE}, uint64, {_INTS}, int64)'
+RELEASE = f'void({_INTS}, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE})'
+INDEX = f'void({_INTS}, {_HASHES}, {_INTS})'
+
+#: Positions in the state of a pool: the number of free frames on the stack, the number of frames that were ever used,
+#: and the number of frames in use.
+NUM_FREE, NUM_EVER, NUM_USED = range(3)
+
+#: Odd constants of xxHash64 and of the finalizer of MurmurHash3 (Austin Appleby), both in the public domain.
+_PRIME = np.uint64(0x9E3779B185EBCA87)
+_MIX = np.uint64(0xFF51AFD7ED558CCD)
+_SHIFT = np.uint64(33)
+#: Bytes that are compared before the result is looked at.
+_BLOCK = 512
+#: Lines of the next frame that are prefetched.
+_NUM_LINES, _LINE = 12, 64
+
+
+@intrinsic
+def _word(context: Any, address: Any) -> Any:
+    """Load 8 bytes from any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(address), generate
+
+
+@intrinsic
+def _byte(context: Any, address: Any) -> Any:
+    """Load a byte from an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
+
+    return types.uint64(address), generate
+
+
+@register_jitable
+def _mixed(value: Any) -> Any:
+    value = (value ^ (value >> _SHIFT)) * _MIX
+    return value ^ (value >> _SHIFT)
+
+
+@register_jitable
+def _step(lane: Any, address: int) -> Any:
+    lane = (lane ^ _word(address)) * _PRIME
+    # A multiplication carries only upwards: bring the upper bits down, or differences in them would cancel each other.
+    return lane ^ (lane >> _SHIFT)
+
+
+@register_jitable
+def _hash(address: int, num_bytes: int) -> Any:
+    """Return a 64-bit hash of bytes. Eight lanes hide the latency of the multiplications."""
+    a, b, c, d = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(4)
+    e, f, g, h = np.uint64(5), np.uint64(6), np.uint64(7), np.uint64(8)
+    num_blocks = num_bytes // _LINE
+    for block in range(num_blocks):
+        at = address + block * _LINE
+        a, b, c, d = _step(a, at), _step(b, at + 8), _step(c, at + 16), _step(d, at + 24)
+        e, f, g, h = _step(e, at + 32), _step(f, at + 40), _step(g, at + 48), _step(h, at + 56)
+    value = np.uint64(num_bytes)
+    for k in range(num_blocks * _LINE, num_bytes):
+        value = (value ^ _byte(address + k)) * _PRIME
+    for lane in (a, b, c, d, e, f, g, h):
+        value = _mixed(value ^ lane) + _PRIME
+    return value
+
+
+@register_jitable
+def _are_equal(one: int, other: int, num_bytes: int) -> bool:
+    for start in range(0, num_bytes, _BLOCK):
+        end = min(start + _BLOCK, num_bytes)
+        last = start + (end - start) // 8 * 8
+        different = np.uint64(0)
+        for k in range(start, last, 8):
+            different |= _word(one + k) ^ _word(other + k)
+        for k in range(last, end):
+            different |= _byte(one + k) ^ _byte(other + k)
+        if different:
+            return False
+    return True
+
+
+@register_jitable
+def _insert(table: Array, hashes: Array, frame: int) -> None:
+    mask = table.shape[0] - 1
+    place = np.int64(hashes[frame]) & mask
+    while table[place]:
+        place = (place + 1) & mask
+    table[place] = frame + 1
+
+
+def intern(
+    source: int,
+    num_bytes: int,
+    frames: int,
+    hashes: Array,
+    counts: Array,
+    table: Array,
+    free: Array,
+    state: Array,
+    hash_mask: int,
+    refs: Array,
+    start: int,
+) -> int:
+    """
+    Overview:
+        Find frames in a pool, or add them to it. Each is counted once more. Two frames are one only if all their bytes
+        are equal.
+    Arguments:
+        - source (:obj:`int`): Address of the frames, ``num_bytes`` each.
+        - frames (:obj:`int`): Address of the pool's frames.
+        - hashes, counts (:obj:`np.ndarray`): Hash and number of references of each of the pool's frames.
+        - table (:obj:`np.ndarray`): Hash table with linear probing: frame number plus one, or 0. A power of two.
+        - free (:obj:`np.ndarray`): Stack of free frames below ``state[NUM_EVER]``.
+        - hash_mask (:obj:`int`): Bits of the hash that are used, for tests of collisions.
+        - refs (:obj:`np.ndarray`): Receives the frame numbers.
+        - start (:obj:`int`): The first frame to look at.
+    Returns:
+        - end (:obj:`int`): The number of frames that are done. If not all, the table must grow first.
+    """
+    mask = table.shape[0] - 1
+    for i in range(start, refs.shape[0]):
+        if 2 * (state[NUM_USED] + 1) > table.shape[0]:
+            return i
+        given = source + i * num_bytes
+        for line in range(_NUM_LINES):
+            prefetch_early(given + num_bytes + line * _LINE)
+        value = _hash(given, num_bytes) & hash_mask
+        place = np.int64(value) & mask
+        while True:
+            frame = np.int64(table[place]) - 1
+            if frame < 0:
+                if state[NUM_FREE] > 0:
+                    state[NUM_FREE] -= 1
+                    frame = np.int64(free[state[NUM_FREE]])
+                else:
+                    frame = state[NUM_EVER]
+                    state[NUM_EVER] += 1
+                # Not past the caches: the next rows have this frame as well, and will be compared with it.
+                copy_bytes(frames + frame * num_bytes, given, num_bytes)
+                state[NUM_USED] += 1
+                hashes[frame], counts[frame], table[place] = value, 1, frame + 1
+                break
+            if hashes[frame] == value and _are_equal(frames + frame * num_bytes, given, num_bytes):
+                counts[frame] += 1
+                break
+            place = (place + 1) & mask
+        refs[i] = frame
+    return refs.shape[0]
+
+
+def release(refs: Array, hashes: Array, counts: Array, table: Array, free: Array, state: Array) -> None:
+    """Count each of these frames once less. Frames without references become free."""
+    mask = table.shape[0] - 1
+    for i in range(refs.shape[0]):
+        frame = np.int64(refs[i])
+        counts[frame] -= 1
+        if counts[frame]:
+            continue
+        free[state[NUM_FREE]] = frame
+        state[NUM_FREE] += 1
+        state[NUM_USED] -= 1
+        place = np.int64(hashes[frame]) & mask
+        while table[place] and table[place] != frame + 1:
+            place = (place + 1) & mask
+        if not table[place]:
+            continue  # It was not in the table: nothing is shared with it.
+        # Close the gap: move back each later entry that the gap would make unreachable (Knuth, 6.4, algorithm R).
+        gap = place
+        while True:
+            place = (place + 1) & mask
+            if not table[place]:
+                break
+            home = np.int64(hashes[np.int64(table[place]) - 1]) & mask
+            if (place - home) & mask >= (place - gap) & mask:
+                table[gap] = table[place]
+                gap = place
+        table[gap] = 0
+
+
+def index(wanted: Array, hashes: Array, table: Array) -> None:
+    """Insert these frames into an empty table. Their hashes are known."""
+    for i in range(wanted.shape[0]):
+        _insert(table, hashes, np.int64(wanted[i]))

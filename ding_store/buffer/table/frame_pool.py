@@ -1,0 +1,210 @@
+"""A pool of equal-sized frames, each kept once. Rows refer to its frames by number."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List
+
+import numpy as np
+
+from ding_store.buffer.array_types import Array, filled
+from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
+
+#: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
+_NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
+_MIN_TABLE = 1 << 10
+_FRAMES = 'frames'
+
+
+class FramePool:
+    """
+    Overview:
+        Frames of one dtype and shape, each with the number of references to it. A frame is found by a hash of its
+        bytes, and shared only after all its bytes were compared. A frame without references is free. Writers take
+        turns. Readers may read frames at any time, and check afterwards that their rows are still there.
+    Arguments:
+        - spec (:obj:`ColumnSpec`): dtype and shape of a frame.
+        - capacity (:obj:`int`): The maximum number of frames. Unused frames take no memory.
+        - expected (:obj:`float`): The share of the capacity that will probably be used, see ``ColumnMemory``.
+        - hash_bits (:obj:`int`): Bits of the hash that are used. Fewer make collisions, for tests.
+    """
+
+    def __init__(self, spec: ColumnSpec, capacity: int, expected: float = 1.0, hash_bits: int = 64) -> None:
+        self._memory = ColumnMemory(capacity, expected=expected)
+        self._memory.add({_FRAMES: spec})
+        self._frame_bytes = spec_bytes(spec)
+        self._address = self.frames.ctypes.data
+        self._hash_mask = (1 << hash_bits) - 1
+        self._kernels = load_kernels()
+        self._hashes = filled(capacity, 0, np.uint64)
+        self._counts = filled(capacity, 0, np.int32)
+        self._free = filled(capacity, 0, np.int32)
+        self._state = np.zeros(3, np.int64)
+        self._table = np.zeros(_MIN_TABLE, np.int32)
+        #: Without compiled loops: hash -> a frame with this hash.
+        self._frame_of: Dict[int, int] = {}
+
+    @property
+    def capacity(self) -> int:
+        return self._memory.capacity
+
+    @property
+    def frames(self) -> Array:
+        """The frames by number, ``(capacity, *shape)``."""
+        return self._memory.columns[_FRAMES]
+
+    @property
+    def has_files(self) -> bool:
+        """True if forked processes share the frames."""
+        return self._memory.has_files
+
+    @property
+    def num_used(self) -> int:
+        """The number of frames that have references."""
+        return int(self._state[_NUM_USED])
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all frames that have references."""
+        return self.num_used * self._frame_bytes
+
+    def intern(self, frames: Array) -> Array:
+        """
+        Overview:
+            Find frames, or add them. Each is counted once more.
+        Arguments:
+            - frames (:obj:`np.ndarray`): ``(n, *shape)``, of the pool's dtype.
+        Returns:
+            - numbers (:obj:`np.ndarray`): ``(n,)``, int32.
+        Raises:
+            - NotEnoughSpace: There is no room for them. Nothing changed.
+        """
+        num_frames = len(frames)
+        numbers = np.empty(num_frames, np.int32)
+        self._memory.reserve(min(self.capacity, int(self._state[_NUM_EVER]) + num_frames))
+        if self._kernels is None:
+            self._intern_in_python(frames, numbers)
+            return numbers
+        frames, done = np.ascontiguousarray(frames), 0
+        addresses = frames.ctypes.data, self._frame_bytes, self._address
+        while True:
+            known = self._hashes, self._counts, self._table, self._free, self._state
+            done = self._kernels.intern(*addresses, *known, self._hash_mask, numbers, done)
+            if done == num_frames:
+                return numbers
+            self._index(2 * len(self._table))
+
+    def release(self, numbers: Array) -> None:
+        """Count each of these frames once less."""
+        numbers = np.ascontiguousarray(numbers, np.int32).reshape(-1)
+        if self._kernels is None:
+            self._release_in_python(numbers)
+        else:
+            self._kernels.release(numbers, self._hashes, self._counts, self._table, self._free, self._state)
+
+    def recount(self, numbers: Array) -> None:
+        """
+        Count the references anew: these are all there are. It may be called again after an interruption of itself. Not
+        for frames that were written by another process, whose hashes are unknown.
+        """
+        counts = np.bincount(numbers.reshape(-1), minlength=self.capacity)
+        self._counts[:] = counts
+        num_ever = max(int(self._state[_NUM_EVER]), int(numbers.max(initial=-1)) + 1)
+        free = np.flatnonzero(counts[:num_ever] == 0)[::-1]
+        self._free[: len(free)] = free
+        self._state[:] = len(free), num_ever, num_ever - len(free)
+        self._index(len(self._table))
+
+    def findings(self, numbers: Array) -> List[str]:
+        """
+        Overview:
+            Look for inconsistencies.
+        Arguments:
+            - numbers (:obj:`np.ndarray`): The frames to which rows refer, with repetitions.
+        Returns:
+            - findings (:obj:`List[str]`): One sentence per inconsistency.
+        """
+        numbers = numbers.reshape(-1)
+        if ((numbers < 0) | (numbers >= self._state[_NUM_EVER])).any():
+            return ['a row refers to a frame that does not exist']
+        counts = np.bincount(numbers, minlength=self.capacity)
+        free = self._free[: self._state[_NUM_FREE]]
+        checks = {
+            'the numbers of references to frames are wrong': np.array_equal(counts, self._counts),
+            'the number of frames in use is wrong': np.count_nonzero(counts) == self._state[_NUM_USED],
+            'the free frames are wrong': np.array_equal(
+                np.sort(free), np.flatnonzero(counts[: self._state[_NUM_EVER]] == 0)
+            ),
+        }
+        return [what for what, holds in checks.items() if not holds]
+
+    def resizing(self, capacity: int) -> Callable[[], None]:
+        """Make room for more frames. The returned function switches to it. It cannot fail and may be called again."""
+        if capacity <= self.capacity:
+            return lambda: None
+        resize_memory = self._memory.resizing(capacity)
+        made = [filled(capacity, 0, array.dtype) for array in (self._hashes, self._counts, self._free)]
+
+        def resize() -> None:
+            num_ever = int(self._state[_NUM_EVER])
+            for old, new in zip((self._hashes, self._counts, self._free), made):
+                new[:num_ever] = old[:num_ever]
+            self._hashes, self._counts, self._free = made
+            resize_memory(num_ever)
+            self._address = self.frames.ctypes.data
+
+        return resize
+
+    def close(self) -> None:
+        """Close the files. Readers that hold the frames can continue to read them."""
+        self._memory.close()
+
+    def _index(self, size: int) -> None:
+        """Make the hash table anew, of at least this size."""
+        used = np.flatnonzero(self._counts[: self._state[_NUM_EVER]]).astype(np.int32)
+        if self._kernels is None:
+            self._frame_of = dict(zip(self._hashes[used].tolist(), used.tolist()))
+            return
+        while size < 2 * (len(used) + 1):
+            size *= 2
+        table = np.zeros(size, np.int32)
+        self._kernels.index(used, self._hashes, table)
+        self._table = table
+
+    def _intern_in_python(self, frames: Array, numbers: Array) -> None:
+        for place, frame in enumerate(frames):
+            given = frame.tobytes()
+            value = hash(given) & self._hash_mask
+            number = self._frame_of.get(value)
+            # Of frames with one hash only the first is found: another one is kept again.
+            if number is None or self.frames[number].tobytes() != given:
+                number = self._add(frame, value)
+            else:
+                self._counts[number] += 1
+            numbers[place] = number
+
+    def _add(self, frame: Array, value: int) -> int:
+        num_free, number, num_used = self._state.tolist()
+        if num_free:
+            num_free -= 1
+            number = int(self._free[num_free])
+            num_ever = int(self._state[_NUM_EVER])
+        else:
+            num_ever = number + 1
+        self.frames[number] = frame
+        self._hashes[number], self._counts[number] = value, 1
+        self._frame_of.setdefault(value, number)
+        self._state[:] = num_free, num_ever, num_used + 1
+        return number
+
+    def _release_in_python(self, numbers: Array) -> None:
+        for number in numbers.tolist():
+            self._counts[number] -= 1
+            if self._counts[number]:
+                continue
+            value = int(self._hashes[number])
+            if self._frame_of.get(value) == number:
+                del self._frame_of[value]
+            self._free[self._state[_NUM_FREE]] = number
+            self._state += (1, 0, -1)
