@@ -22,6 +22,8 @@ logger = logging.getLogger(__name__)
 #: Elements with more bytes in arrays than this should be in columns. A warning is logged once.
 LARGE_BYTES = 64 << 10
 
+_MAPPINGS = (dict, Mapping, ttorch.Tensor)
+
 
 class ObjectElements(ElementStore):
     """
@@ -103,7 +105,7 @@ def array_bytes(element: Any, depth: int = 4) -> int:
         return element.nbytes
     if depth == 0:
         return 0
-    if isinstance(element, (Mapping, ttorch.Tensor)):
+    if isinstance(element, _MAPPINGS):
         return sum(array_bytes(value, depth - 1) for value in element.values())
     if isinstance(element, (list, tuple)):
         return sum(array_bytes(value, depth - 1) for value in element)
