@@ -1,4 +1,4 @@
-"""How columns store the values of their rows: as they are, float32 values as bytes, or as references to frames."""
+"""The columns of a table. They store values as they are, float32 values as bytes, or references to frames."""
 
 from __future__ import annotations
 
