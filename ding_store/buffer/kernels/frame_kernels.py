@@ -31,8 +31,7 @@ _BLOCK = 512
 _NUM_LINES, _LINE = 12, 64
 
 
-@intrinsic
-def _word(context: Any, address: Any) -> Any:
+def _load_word(context: Any, address: Any) -> Any:
     """Load 8 bytes from any address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,8 +41,7 @@ def _word(context: Any, address: Any) -> Any:
     return types.uint64(address), generate
 
 
-@intrinsic
-def _byte(context: Any, address: Any) -> Any:
+def _load_byte(context: Any, address: Any) -> Any:
     """Load a byte from an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -51,6 +49,10 @@ def _byte(context: Any, address: Any) -> Any:
         return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
 
     return types.uint64(address), generate
+
+
+_word: Any = intrinsic(_load_word)
+_byte: Any = intrinsic(_load_byte)
 
 
 @register_jitable
@@ -85,7 +87,7 @@ def _hash(address: int, num_bytes: int) -> Any:
 
 
 @register_jitable
-def _are_equal(one: int, other: int, num_bytes: int) -> bool:
+def _are_equal(one: Any, other: int, num_bytes: int) -> bool:
     for start in range(0, num_bytes, _BLOCK):
         end = min(start + _BLOCK, num_bytes)
         last = start + (end - start) // 8 * 8
@@ -100,7 +102,7 @@ def _are_equal(one: int, other: int, num_bytes: int) -> bool:
 
 
 @register_jitable
-def _insert(table: Array, hashes: Array, frame: int) -> None:
+def _insert(table: Array, hashes: Array, frame: Any) -> None:
     mask = table.shape[0] - 1
     place = np.int64(hashes[frame]) & mask
     while table[place]:
@@ -197,7 +199,7 @@ def release(refs: Array, hashes: Array, counts: Array, table: Array, free: Array
         table[gap] = 0
 
 
-def index(wanted: Array, hashes: Array, table: Array) -> None:
+def index_frames(wanted: Array, hashes: Array, table: Array) -> None:
     """Insert these frames into an empty table. Their hashes are known."""
     for i in range(wanted.shape[0]):
         _insert(table, hashes, np.int64(wanted[i]))

@@ -39,7 +39,7 @@ class Kernels(NamedTuple):
     widen_steps: Callable[..., bool]
     intern: Callable[..., int]
     release: Callable[..., None]
-    index: Callable[..., None]
+    index_frames: Callable[..., None]
 
 
 def load_kernels() -> Optional[Kernels]:
@@ -73,7 +73,7 @@ def _compile(compiled: Compiler) -> Kernels:
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
         release=compiled(frame_kernels.RELEASE, frame_kernels.release),
-        index=compiled(frame_kernels.INDEX, frame_kernels.index),
+        index_frames=compiled(frame_kernels.INDEX, frame_kernels.index_frames),
         # These take up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),

@@ -59,8 +59,9 @@ class _Layout:
         return list({id(each.pool): each.pool for each in self.shared.values()}.values())
 
     def close(self) -> None:
-        for each in (self.memory, *self.pools):
-            each.close()
+        self.memory.close()
+        for pool in self.pools:
+            pool.close()
 
 
 class TableColumns:

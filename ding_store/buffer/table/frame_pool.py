@@ -169,7 +169,7 @@ class FramePool:
         while size < 2 * (len(used) + 1):
             size *= 2
         table = np.zeros(size, np.int32)
-        self._kernels.index(used, self._hashes, table)
+        self._kernels.index_frames(used, self._hashes, table)
         self._table = table
 
     def _intern_in_python(self, frames: Array, numbers: Array) -> None:
@@ -185,7 +185,7 @@ class FramePool:
             numbers[place] = number
 
     def _add(self, frame: Array, value: int) -> int:
-        num_free, number, num_used = self._state.tolist()
+        num_free, number, num_used = (int(each) for each in self._state)
         if num_free:
             num_free -= 1
             number = int(self._free[num_free])
