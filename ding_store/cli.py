@@ -75,6 +75,13 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
+    except ModuleNotFoundError as error:
+        if (error.name or 'ding_store').split('.')[0] == 'ding_store':
+            raise
+        sys.stderr.write(
+            f'ding-store: the package {error.name!r} is missing. Run ding-store doctor: it has the fix\n'
+        )
+        return 1
 
 
 def check_outputs(options: argparse.Namespace) -> None:

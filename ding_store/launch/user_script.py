@@ -182,7 +182,12 @@ def preload() -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # A collection leaves holes in pages, which are copied when new objects fill them.
     try:
-        _import_all()
+        try:
+            _import_all()
+        except Exception as error:  # noqa: BLE001 - with numpy 2, for example, an AttributeError
+            raise ConfigError(
+                f'DI-engine cannot be imported: {type(error).__name__}: {error}. Run ding-store doctor: it has the fix'
+            ) from error
         _load_loops()
     finally:
         leave_out_for_good()
