@@ -78,9 +78,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     except ModuleNotFoundError as error:
         if (error.name or 'ding_store').split('.')[0] == 'ding_store':
             raise
-        sys.stderr.write(
-            f'ding-store: the package {error.name!r} is missing. Run ding-store doctor: it has the fix\n'
-        )
+        sys.stderr.write(f'ding-store: the package {error.name!r} is missing. Run ding-store doctor: it has the fix\n')
         return 1
 
 

@@ -30,6 +30,7 @@ exclude_patterns = [
     'site',
 ]
 html_theme = 'furo'
+highlight_language = 'none'  # of blocks that name no language, such as output
 html_title = f'ding_store {version}'
 myst_heading_anchors = 4
 myst_fence_as_directive = ['mermaid']
@@ -71,7 +72,8 @@ def add_sidebar(app, docname, source):
 #: Heading in a docstring of DI-engine's style -> the field of Sphinx for its items.
 FIELDS = {'Arguments': 'param', 'Returns': 'returns', 'Raises': 'raises'}
 HEADING = re.compile(r'([A-Z]\w*)[\w (),]*:')
-ITEM = re.compile(r'- (?P<names>[\w ,`.*]+?)(?: \(:obj:`[^`]+`\))?(?:, (?P<more>[\w ,()`:.\[\]]+))?: (?P<text>.*)')
+TYPE = re.compile(r' \(:obj:`[^`]*`\)')  # signatures have the types
+ITEM = re.compile(r'- (?P<names>[\w ,`.*]+): (?P<text>.*)')
 
 
 def to_fields(app, what, name, obj, options, lines):
@@ -85,10 +87,13 @@ def to_fields(app, what, name, obj, options, lines):
                 result += ['', *([] if heading in FIELDS or heading == 'Overview' else [f'**{line[:-1]}**', ''])]
                 continue
         text = line[4:] if heading else line
-        item = ITEM.fullmatch(text) if heading in FIELDS else None
-        if item:
-            label = FIELDS[heading] if heading == 'Returns' else f'{FIELDS[heading]} {item["names"].strip("` ")}'
-            result.append(f':{label}: {item["text"]}')
+        item = ITEM.fullmatch(TYPE.sub('', text)) if heading in FIELDS else None
+        if item and heading == 'Returns':
+            result.append(f':returns: {item["text"]}')
+        elif item:
+            *others, last = (each.strip('` ') for each in item['names'].split(','))
+            result += [f':{FIELDS[heading]} {each}: See {last}.' for each in others]
+            result.append(f':{FIELDS[heading]} {last}: {item["text"]}')
         else:
             is_text_after_fields = heading in FIELDS and text and not text.startswith(' ')
             result += ['', text] if is_text_after_fields and result[-1] else [text]
