@@ -34,6 +34,7 @@ highlight_language = 'none'  # of blocks that name no language, such as output
 html_title = f'ding_store {version}'
 myst_heading_anchors = 4
 myst_fence_as_directive = ['mermaid']
+mermaid_height, mermaid_fullscreen = 'auto', False
 autodoc_member_order = 'bysource'
 
 #: The page whose tables list all pages, in the order of the sidebar.
@@ -62,7 +63,7 @@ def add_sidebar(app, docname, source):
             listed = {Path(first).parent for first in FIRST if first in pages}
             inner = [page for page in pages if page in FIRST or Path(page).parent not in listed]
             source[0] += toctree([f'/{page}' for page in inner], caption)
-        source[0] += toctree(['/docs/README', '/README.zh-CN', '/CHANGELOG'], 'More')
+        source[0] += toctree(['/docs/README', '中文 </README.zh-CN>', '/CHANGELOG'], 'More')
     if docname in FIRST:
         folder = Path(docname).parent
         siblings = sorted(page for page in app.env.found_docs if Path(page).parent == folder and page != docname)
