@@ -22,6 +22,8 @@ EXTRAS = {
     'compare': ['rich>=12.6', 'matplotlib>=3.7'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
+    # The site: scripts/docs.sh.
+    'docs': ['sphinx>=7.2', 'myst-parser>=3', 'furo>=2024.1', 'sphinxcontrib-mermaid>=1.0'],
     # What `compression` may name.
     'lz4': ['lz4>=3.1'],
     'zstd': ['zstandard>=0.18'],
@@ -50,7 +52,7 @@ setup(
     license_files=['LICENSE'],
     packages=find_packages(include=['ding_store', 'ding_store.*']),
     # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH.
-    package_data={'ding_store': ['py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py']},
+    package_data={'ding_store': ['py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py', 'launch/template/*']},
     zip_safe=False,
     python_requires='>=3.9',
     # numpy is already there wherever DI-engine is. Without an upper bound, so that none is replaced: that DI-engine
@@ -59,10 +61,17 @@ setup(
     install_requires=['numpy>=1.18', 'redis>=4.5', 'hiredis>=3.2'],
     extras_require=EXTRAS,
     entry_points={'console_scripts': ['ding-store = ding_store.cli:main']},
+    # The project has no public address yet. Source and documentation belong here when it has one.
+    project_urls={'DI-engine': 'https://github.com/opendilab/DI-engine'},
+    keywords='reinforcement-learning replay-buffer redis distributed-training DI-engine',
     classifiers=[
         'Development Status :: 3 - Alpha',
+        'Intended Audience :: Science/Research',
         'Operating System :: POSIX :: Linux',
         'Programming Language :: Python :: 3',
+        'Programming Language :: Python :: 3.9',
+        'Programming Language :: Python :: 3.10',
+        'Programming Language :: Python :: 3.11',
         'Topic :: Scientific/Engineering :: Artificial Intelligence',
     ],
 )

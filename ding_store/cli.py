@@ -23,6 +23,9 @@ from ding_store.launch.printing import discard, print_to, printable
 
 #: The commands as the help shows them: group -> command -> what it does.
 GROUPS: Dict[str, Dict[str, str]] = {
+    'start': {
+        'init': 'Write a small project: an environment, a pipeline and a README.',
+    },
     'jobs': {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
@@ -72,6 +75,11 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
+    except ModuleNotFoundError as error:
+        if (error.name or 'ding_store').split('.')[0] == 'ding_store':
+            raise
+        sys.stderr.write(f'ding-store: the package {error.name!r} is missing. Run ding-store doctor: it has the fix\n')
+        return 1
 
 
 def check_outputs(options: argparse.Namespace) -> None:
@@ -113,6 +121,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     parser.add_argument('--version', action='version', version=f'ding_store {__version__}')
     parser.set_defaults(call=None, environment=environment)
     commands = parser.add_subparsers(prog='ding-store', metavar='COMMAND', help=argparse.SUPPRESS)
+    _add_init(commands)
     _add_run(commands, environment)
     _add_join(commands, environment)
     _add_status(commands, environment)
@@ -184,6 +193,18 @@ def _node_id(text: str) -> int:
     return int(text)
 
 
+def _add_init(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'init',
+        'Write a small project into a new directory: an environment of gymnasium, a pipeline of\n'
+        'DI-engine that trains on it in one or several processes, and a README.',
+        'ding-store init my_project',
+    )
+    parser.add_argument('name', metavar='NAME', help='the new directory. Its last part names the experiment')
+    parser.set_defaults(call=_init)
+
+
 def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
@@ -212,6 +233,12 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
         metavar='ROLE,...',
         default='',
         help='roles that use no GPU, e.g. collector,evaluator (default: each uses what its config says)',
+    )
+    parser.add_argument(
+        '--debug',
+        metavar='ROLE',
+        default='',
+        help="give this terminal to the role's first process: breakpoint() and errors open pdb",
     )
     parser.add_argument(
         '--checkpoint',
@@ -302,6 +329,13 @@ def _add_gc(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(call=_gc)
 
 
+def _init(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.project import write_project
+
+    sys.stdout.write(write_project(options.name))
+    return 0
+
+
 def _gc(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.storage.shared_memory.cache_dir import collect_garbage
 
@@ -366,8 +400,8 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
             return 0
     if options.roles:
         return _run_roles(options, command)
-    if options.delay or options.logs or options.json or options.cpu_roles:
-        raise ConfigError('--delay, --logs, --json and --cpu-roles go with --roles')
+    if options.delay or options.logs or options.json or options.cpu_roles or options.debug:
+        raise ConfigError('--delay, --logs, --json, --cpu-roles and --debug go with --roles')
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
@@ -391,18 +425,20 @@ def _wait_for_configs() -> None:
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.launch.job import Job, parse_cpu_roles, parse_delays, parse_roles
+    from ding_store.launch.job import Job, check_debug, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
     script, roles, delays = UserScript.parse(command), parse_roles(options.roles), parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
+    check_debug(options.debug, roles)
     environment = _environment(options)
     config = StoreConfig.from_block({}, environment=environment)
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
     with uses() as used:
-        job = Job(script, roles, config, logs, delays, cpu_roles, replace(environment, uses=used.path))
+        environment = replace(environment, uses=used.path)
+        job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment)
         result = job.run(sys.stderr)
         print_to(sys.stderr, used.summary())
     _wait_for_configs()

@@ -77,6 +77,14 @@ def parse_delays(text: str) -> Dict[str, float]:
     return delays
 
 
+def check_debug(role: str, roles: Dict[str, int]) -> None:
+    """Raise ConfigError if there is no process that ``--debug`` can name."""
+    if role and role not in ROLES:
+        raise ConfigError(unknown_key('--debug', role, list(ROLES)))
+    if role and not roles.get(role):
+        raise ConfigError(f'--debug {role}: --roles starts no {role}. Add {role}=1 to it')
+
+
 def parse_cpu_roles(text: str) -> Tuple[str, ...]:
     """Parse 'collector,evaluator' into a tuple. The empty string gives an empty tuple."""
     roles = tuple(item.strip() for item in text.split(',')) if text else ()
@@ -110,6 +118,7 @@ class Process:
     address: str
     code: Optional[int] = None  # as in a shell: 128 + signal if it was killed
     is_terminated: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
+    is_debugged: bool = False  # it uses the terminal of the launcher
 
     @property
     def title(self) -> str:
@@ -128,6 +137,7 @@ class Job:
         - log_dir (:obj:`Path`): Directory of the log files, one per process.
         - delays_s (:obj:`Dict[str, float]`): Seconds by which a role starts later, to try start orders.
         - cpu_roles (:obj:`Collection[str]`): Roles that use no GPU.
+        - debug (:obj:`str`): Role whose first process uses this terminal instead of a log file. '': none.
         - environment (:obj:`Environment`): The variables for the roles. ``config`` has their URL and run.
         - say (:obj:`Callable`): Function that shows a message to the user.
     """
@@ -138,6 +148,7 @@ class Job:
     log_dir: Path
     delays_s: Dict[str, float] = field(default_factory=dict)
     cpu_roles: Collection[str] = ()
+    debug: str = ''
     environment: Environment = Environment()
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
@@ -180,7 +191,10 @@ class Job:
         display = Display(session.store, out)
         self.say = display.say
         session.watch()
-        code = self.watch(session, display.tick)
+        for process in self.processes:
+            if process.is_debugged:
+                self.say(f'{process.title} reads and writes this terminal, and may stop in pdb')
+        code = self.watch(session, (lambda: None) if self.debug else display.tick)
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
         outcome = 'finished' if code == 0 else 'ended' if self.failed == INTERRUPTED else 'failed'
         display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
@@ -243,17 +257,19 @@ class Job:
         log = self.log_dir / f'{role}-{node_id}.log'
         started = self._role_of(role, node_id, address, peers, num_workers)
         started.delay_s = self.delays_s.get(role, 0.0)
+        started.is_debugged = role == self.debug and node_id == FIRST_IDS[role]
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid:
-            return Process(role, node_id, pid, os.pidfd_open(pid), log, address)
+            return Process(role, node_id, pid, os.pidfd_open(pid), log, address, is_debugged=started.is_debugged)
         code = 1
         try:
             started.enter()
             for process in self.processes:
                 os.close(process.pidfd)
-            _redirect(log)
+            if not started.is_debugged:
+                _redirect(log)
             code = started.run()
         except BaseException:  # noqa: BLE001 - the script's own errors are handled in run: this is an error of ours
             traceback.print_exc()
@@ -349,8 +365,8 @@ class Job:
         if code < 0 and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return None
-        self.say(f'{process.title} {how}; its log is {process.log}')
-        if code > 0:
+        self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
+        if code > 0 and not process.is_debugged:
             self.say(_tail(process.log))
         if process.role == 'collector':
             end = end_of(session.store)
@@ -444,7 +460,10 @@ class Job:
             )
 
     def _hurry(self, ended_s: float) -> None:
-        """End the processes that are left. A learner that writes its last checkpoint gets time until it has."""
+        """
+        End the processes that are left, but none that is being debugged. A learner that writes its last checkpoint gets
+        time until it has.
+        """
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
             return
@@ -455,7 +474,7 @@ class Job:
             self.saving_s = now
         for process in self.processes:
             since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
-            if process.code is not None or since_s <= LEAVE_S:
+            if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
             if since_s > LEAVE_S + TERM_S:
                 os.kill(process.pid, signal.SIGKILL)

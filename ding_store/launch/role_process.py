@@ -29,6 +29,7 @@ class Role:
         - num_workers (:obj:`int`): Number of processes of the job.
         - launcher (:obj:`int`): Pid of the process whose end ends this one.
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
+        - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
     script: UserScript
@@ -39,6 +40,7 @@ class Role:
     launcher: int
     delay_s: float = 0.0
     has_gpu: bool = True
+    is_debugged: bool = False
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -61,7 +63,7 @@ class Role:
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
         install()
         activate(self.node_id, self.address, self.peers, self.num_workers)
-        code = self.script.run()
+        code = self.script.run(self.is_debugged)
         deactivate()
         return code
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import bdb
 import contextlib
 import gc
 import importlib.machinery
 import importlib.util
 import os
+import pdb
 import runpy
 import shutil
 import sys
@@ -86,10 +88,12 @@ class UserScript:
     def identity(self) -> Identity:
         return identity(self.target.rpartition('.')[2] if self.is_module else Path(self.target).stem, self.args)
 
-    def run(self) -> int:
+    def run(self, debug: bool = False) -> int:
         """
         Overview:
             Run the script as ``__main__`` until it ends. Its exit handlers run when the process exits, soon after.
+        Arguments:
+            - debug (:obj:`bool`): Open pdb where an error occurred.
         Returns:
             - code (:obj:`int`): Exit code that its process would have, ``os.EX_CONFIG`` for a ConfigError.
         """
@@ -109,9 +113,11 @@ class UserScript:
         except ConfigError:
             traceback.print_exc()
             code = os.EX_CONFIG  # the launcher does not retry, because the cause stays
-        except BaseException:  # noqa: BLE001 - as the interpreter does with an uncaught exception
+        except BaseException as error:  # noqa: BLE001 - as the interpreter does with an uncaught exception
             traceback.print_exc()
             code = 1
+            if debug and not isinstance(error, bdb.BdbQuit):
+                pdb.post_mortem(error.__traceback__)
         return code
 
 
@@ -176,7 +182,12 @@ def preload() -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # A collection leaves holes in pages, which are copied when new objects fill them.
     try:
-        _import_all()
+        try:
+            _import_all()
+        except Exception as error:  # noqa: BLE001 - with numpy 2, for example, an AttributeError
+            raise ConfigError(
+                f'DI-engine cannot be imported: {type(error).__name__}: {error}. Run ding-store doctor: it has the fix'
+            ) from error
         _load_loops()
     finally:
         leave_out_for_good()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
-from jobs import DEADLINE_S, PIPELINES, ding_store, environment, job, start
+from jobs import DEADLINE_S, PIPELINES, ROOT, ding_store, environment, job, start
 
 from ding_store.config import StoreConfig, parse_settings
 from ding_store.environment import ENV_SETTINGS
@@ -150,7 +150,9 @@ def test_memory_store_across_processes_is_refused(tmp_path, command):
         ([*ROLES, '--delay', 'learner=nan', '--', 'python', '-m', 'json'], "'learner=nan' should be seconds"),
         ([*ROLES, '--delay', 'learner=-5', '--', 'python', '-m', 'json'], "'learner=-5' should be seconds"),
         ([*ROLES, '--cpu-roles', 'actor', '--', 'python', '-m', 'json'], "--cpu-roles: unknown key 'actor'"),
-        (['run', '--cpu-roles', 'learner', '--', 'python', '-m', 'json'], '--cpu-roles go with --roles'),
+        (['run', '--cpu-roles', 'learner', '--', 'python', '-m', 'json'], '--cpu-roles and --debug go with'),
+        ([*ROLES, '--debug', 'actor', '--', 'python', '-m', 'json'], "--debug: unknown key 'actor'"),
+        ([*ROLES, '--debug', 'evaluator', '--', 'python', '-m', 'json'], '--roles starts no evaluator'),
         (['run', '--roles', 'learner=1,collector=\u00b2', '--', 'python', '-m', 'json'], 'should read like'),
         ([*ROLES, '--logs', 'file/logs', '--', 'python', '-m', 'json'], "'file/logs' (Not a directory)"),
         ([*JOIN, '--node-id=-3', '--', 'python', '-m', 'json'], "'-3' should be a whole number"),
@@ -291,3 +293,22 @@ def test_command_in_a_deleted_directory_is_refused(call, tmp_path):
     said = [line for line in run.stderr.splitlines() if line.startswith('ding-store:')]
     assert (run.returncode, said) == (2, ['ding-store: the working directory no longer exists: change to another one'])
     assert 'Traceback' not in run.stderr
+
+
+@pytest.mark.parametrize(
+    ('package', 'content', 'fix'),
+    [
+        ('ditk', 'raise ModuleNotFoundError("No module", name="ditk")', "the package 'ditk' is missing"),
+        ('ding', 'raise AttributeError("no bool8 in numpy 2")', 'AttributeError: no bool8 in numpy 2'),
+    ],
+)
+def test_run_without_di_engine_names_the_doctor(tmp_path, package, content, fix):
+    (tmp_path / f'{package}.py').write_text(content)
+    (tmp_path / 'main.py').touch()
+    environ = environment(PYTHONPATH=os.pathsep.join([str(tmp_path), str(ROOT)]))
+    command = [sys.executable, '-m', 'ding_store.cli', *ROLES, '--', 'python', 'main.py']
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode in (1, 2)
+    assert fix in done.stderr
+    assert 'Run ding-store doctor' in done.stderr
+    assert 'Traceback' not in done.stderr
