@@ -173,7 +173,7 @@ class Scenario:
         assert say(4, max_pending_bytes=100) == 'FULL'
         assert say(4, epoch='another') == 'STALE'
         assert say(4, readers='learner\there\tlz4\nreturned\there\tlz4\n') == 'OK'
-        assert say(5, told='4:5') == 'STALE'  # it was told of more than there is: a new epoch
+        assert say(5, last_reply='4:5') == 'STALE'  # by its last reply there is more: a new epoch
         a._appends.leave('v', state.admission + 7)
         a._appends.leave('v', state.admission)
         a.forget('v', 'learner')
