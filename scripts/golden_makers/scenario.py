@@ -127,7 +127,7 @@ class Scenario:
         a._appends.backfill(Backfill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
         a._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
         missing = (last[0].id.epoch, 'host writer', 5, 9, 2, 'ding:{golden/h/0}:not there', b'place')
-        a._call('fill', lambda session: a._keys.run(session, 'fill', 'h', missing))  # its parts are missing
+        a._connection.call('fill', lambda session: a._keys.run(session, 'fill', 'h', missing))  # its parts are missing
         reader.ack('h', 'near', last[1].id)
         reader.ack('h', 'far', last[1].id)
         a._appends.backfill(

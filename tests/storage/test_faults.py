@@ -702,7 +702,7 @@ class TestDamage:
     def test_foreign_id_above_the_versions_of_a_value_blocks_nothing(self, store, redis_server):
         with redis_server.client() as client:
             store.put('weights', {}, {'x': np.zeros(3)})
-            client.xadd(store._values._keys('weights')[0], {'x': 'y'})
+            client.xadd(store._values._keys.of_value('weights')[0], {'x': 'y'})
             assert store.put('weights', {}, {'x': np.ones(3)}) == 2
             assert store.get('weights', 1).arrays['x'][0] == 1
 
@@ -776,7 +776,7 @@ class TestDamage:
                     assert number_of(entry) == 1
             assert reader.num_corrupt > total // 4
             store.put('weights', {}, {'x': np.arange(10_000)})
-            value = store.store._values._keys('weights')[0]
+            value = store.store._values._keys.of_value('weights')[0]
             good = client.xrevrange(value, count=1)[0][1][b'r']
             for number in range(2, total):
                 client.xadd(value, {b'r': elsewhere(rng, good)}, id=f'{number}-0', maxlen=1, approximate=False)

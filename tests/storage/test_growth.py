@@ -234,7 +234,7 @@ class RedisFleet(Fleet):
     def say(self, writer, said):
         store = self.readers_store
         keys = store._keys
-        appends.RedisAppends(store._call, keys.run, keys.of, writer, *[lambda stream: None] * 2).send_request(said)
+        appends.RedisAppends(store._connection, keys, writer).send_request(said)
 
     def forget_everything(self):
         self.client.flushall()
@@ -328,7 +328,7 @@ class TestWritersOnRedis:
             reader.read()
             assert reader.marks == {}
             keys = learner._keys
-            late = appends.RedisAppends(learner._call, keys.run, keys.of, store.writer, *[lambda stream: None] * 2)
+            late = appends.RedisAppends(learner._connection, keys, store.writer)
             for one in (*said, *said):
                 late.send_request(one)
             assert reader.read() == []

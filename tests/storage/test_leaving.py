@@ -216,7 +216,7 @@ def test_close_neither_waits_for_nor_logs_droppable_entries(forgetful_server, ca
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     eventually(lambda: store.is_away, 'it is noticed')
-    monkeypatch.setattr(store._connection, 'call', lambda *arguments: pytest.fail('it is waited for'))
+    monkeypatch.setattr(store._connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
     store.close()
     assert 'closed with' not in caplog.text
 

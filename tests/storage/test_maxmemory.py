@@ -10,7 +10,6 @@ from ding_store.storage.encoding.framing import encode, encode_pieces
 from ding_store.storage.exactly_once.outbox import Backfill
 from ding_store.storage.redis.resp import pack
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.redis.values import VALUE_PARTS
 from ding_store.storage.testing import chunk, number_of
 
 
@@ -158,7 +157,7 @@ def test_script_runs_after_a_command_that_fails(forgetful_server, client):
         return 2, pack(('SET', 'key', 'value', 'no such option')) + late
 
     with RedisStore(forgetful_server.url, 'run') as store:
-        keys = [store._keys.of('v', part) for part in VALUE_PARTS]
+        keys = store._keys.of_value('v')
         put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
         session = store._connection.call('look', lambda session: session)
         session.run('put', keys, *put, *known)  # the server has the script

@@ -291,7 +291,7 @@ def test_interleavings_find_a_server_accepting_stale_ones(tmp_path, monkeypatch,
 
     def careless(appends, said, *place):
         with redis_server.client() as client:
-            transport = client.hget(appends._key(STREAM, 'meta'), 'plane')
+            transport = client.hget(appends._keys.of(STREAM, 'meta'), 'plane')
         return append(appends, said if said.transport == WIRE else said._replace(transport=int(transport or 0)), *place)
 
     monkeypatch.setattr(RedisAppends, '_append', careless)

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 from contextlib import suppress
-from functools import partial
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import redis
 
@@ -50,8 +49,6 @@ MAX_PAYLOAD_BYTES = MAX_BYTES
 #: this store's unacked entries.
 LEAVE_S = 5.0
 
-T = TypeVar('T')
-
 
 class RedisStore(TransportStore):
     """
@@ -87,22 +84,20 @@ class RedisStore(TransportStore):
         self._connection = Connection(self._url, self._directory, server)
         self.address = self._connection.address
         self.writer = writer_id()
-        self._keys = keys = RunKeys(self._call, self.run)
-        index, doubt = partial(keys.list_name, 'stream'), keys.doubt_stream
-        self._appends = RedisAppends(self._call, keys.run, keys.of, self.writer, index, doubt)
+        self._connection.after_reconnect = self._after_reconnect
+        self._keys = RunKeys(self._connection, self.run)
+        self._appends = RedisAppends(self._connection, self._keys, self.writer)
         self._writer = Writer(
             streams, self._appends.send_request, self._wait_for_capacity, self._appends.backfill, self._appends.leave
         )
         self.patience_s = max(PATIENCE_S, 1.5 * server.reconnect_timeout_s)
         self._resolver = Resolver(self)
-        self._parts = Parts(self._call)
-        wait = self._connection.wait
-        self._entries = RedisEntries(self._call, wait, keys.of, keys.run, self._parts)
-        self._notifications = RedisNotifications(wait, keys.of, keys.run)
-        self._values = RedisValues(self._call, wait, keys.of, self.held, self.writer)
+        self._parts = Parts(self._connection)
+        self._entries = RedisEntries(self._connection, self._keys, self._parts)
+        self._notifications = RedisNotifications(self._connection, self._keys)
+        self._values = RedisValues(self._connection, self._keys, self.writer)
         self._value_resolver = ValueResolver(self)
-        self._unanswered = Unanswered(self._call, self._connection)
-        self._num_sessions = 0
+        self._unanswered = Unanswered(self._connection)
         self._pid = os.getpid()
 
     def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId:
@@ -284,30 +279,32 @@ class RedisStore(TransportStore):
         amount = operator.index(amount)  # accepts numpy integers
         self._enter()
         keys = [self._keys.counters]
-        return int(self._call(f'add to {counter!r}', lambda session: session.run('add', keys, counter, amount)))
+        return int(
+            self._connection.call(f'add to {counter!r}', lambda session: session.run('add', keys, counter, amount))
+        )
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
         self._writer.let_go(name)
         values = self._values.delete(name)
-        numbers = self._call(f'delete {name!r}', lambda session: self._keys.delist(session, name))
+        numbers = self._connection.call(f'delete {name!r}', lambda session: self._keys.delist(session, name))
         return bool(existed or values or numbers)
 
     def info(self) -> StoreInfo:
         self._enter()
-        return self._call('info', self._info)
+        return self._connection.call('info', self._info)
 
     def stream_info(self, stream: str) -> Optional[StreamInfo]:
         check_name('stream', stream)
         self._enter()
-        return self._call('info', lambda session: read_stream(session, self.run, stream))
+        return self._connection.call('info', lambda session: read_stream(session, self.run, stream))
 
     def retire(self, last: Sequence[str] = ()) -> None:
         known = self.info()
         super().retire(last)
         if self._directory is None:
             names = {*known.streams, *known.values, *known.counters}
-            self._call('retire', lambda session: self._keys.delete(session, names))
+            self._connection.call('retire', lambda session: self._keys.delete(session, names))
             return
         from ding_store.storage.embedded.private_server import mark_finished  # Only embedded servers need this.
 
@@ -368,12 +365,6 @@ class RedisStore(TransportStore):
         if looks_around and not self.is_nonblocking:
             self._writer.check()
 
-    def _call(self, what: str, command: Callable[[ServerSession], T]) -> T:
-        result = self._connection.call(what, command)
-        if self._num_sessions != self._connection.num_sessions and not self.is_nonblocking:
-            self._after_reconnect()
-        return result
-
     def _bring_last(self, error: Optional[StoreError]) -> None:
         """
         Overview:
@@ -389,7 +380,7 @@ class RedisStore(TransportStore):
         if error is not None and not (is_kept or has_hung) and self._connection.is_away():
             patience_s = min(LEAVE_S, self._connection.reconnect_timeout_s) if has_unacked else 0.0
             with suppress(StoreError):
-                self._connection.call('close', lambda session: None, patience_s)
+                self._connection.reach('close', patience_s)
         with self._connection.nonblocking():
             self._writer.close(self._connection.is_away, is_kept)
 
@@ -407,7 +398,6 @@ class RedisStore(TransportStore):
 
     def _after_reconnect(self) -> None:
         """Restore this store's names and entries before the next call: the new server may have lost its memory."""
-        self._num_sessions = self._connection.num_sessions  # First, because the calls below end up here again.
         self._keys.doubt_list()
         self._writer.check(now=True)
 
@@ -418,7 +408,7 @@ class RedisStore(TransportStore):
         )
 
     def _ack(self, stream: str, arguments: Tuple[str, str, int, str]) -> None:
-        self._call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
+        self._connection.call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
 
     def _publish(
         self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
@@ -433,7 +423,9 @@ class RedisStore(TransportStore):
         check_name('stream', stream)
         self._enter()
         self._unanswered.flush()
-        return self._call(f'{script} {stream!r}', lambda session: self._keys.run(session, script, stream, arguments))
+        return self._connection.call(
+            f'{script} {stream!r}', lambda session: self._keys.run(session, script, stream, arguments)
+        )
 
     def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
         self._enter()

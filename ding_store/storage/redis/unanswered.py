@@ -31,13 +31,9 @@ class Unanswered:
     Overview:
         Sends scripts, and reads their replies before the next ones are sent. By then the replies have arrived, and
         reading them costs no wait. Thread-safe.
-    Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
-        - connection (:obj:`Connection`): The connection that the sessions belong to.
     """
 
-    def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], connection: Connection) -> None:
-        self._call = call
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.RLock()
         self._sent: Optional[_Sent] = None
@@ -60,7 +56,7 @@ class Unanswered:
         """
         with self._connection.held(self._lock):
             self._flush()
-            session, replies = self._call(what, lambda session: (session, session.send(commands(session))))
+            session, replies = self._connection.call(what, lambda session: (session, session.send(commands(session))))
             self._sent = _Sent(what, session, replies, note, again)
             if self._is_closed:
                 raise StoreClosed(f'{what}: the store was closed during the call')
