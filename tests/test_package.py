@@ -63,6 +63,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'base'},
         {'encoding'},
         {'options'},
+        {'protocol'},
         {'urls', 'exactly_once'},
         {'shared_memory'},
         {'memory_log'},

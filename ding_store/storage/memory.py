@@ -18,7 +18,7 @@ from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Heade
 from ding_store.storage.encoding.compression import AUTO
 from ding_store.storage.encoding.framing import Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import AppendReply, AppendRequest, Backfill, FreedCapacity, Payload
+from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import (
@@ -29,19 +29,22 @@ from ding_store.storage.options import (
     refuse_rest,
     stream_options,
 )
-from ding_store.storage.shared_memory.transports import (
+from ding_store.storage.protocol import (
     WAITING,
+    AppendReply,
+    AppendRequest,
+    Backfill,
     Fetch,
+    FreedCapacity,
     Moved,
-    Resolver,
-    TransportStore,
     Version,
     conflict,
     fate,
     fetch_own,
     unwatched,
 )
-from ding_store.storage.shared_memory.transports import StoredEntry as Found
+from ding_store.storage.protocol import StoredEntry as Found
+from ding_store.storage.shared_memory.transports import Resolver, TransportStore
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 
 

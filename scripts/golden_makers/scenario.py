@@ -14,7 +14,8 @@ from redis_server import RedisServer
 from ding_store.errors import StoreError, StoreTimeout, VersionConflict
 from ding_store.storage.base import OLDEST
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import AppendRequest, Backfill, Payload
+from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.protocol import AppendRequest, Backfill
 from ding_store.storage.redis.store import RedisStore
 from golden_makers.common import arrays_of, binary, fixed_names, small_parts, write_json
 from golden_makers.recorder import Recorder

@@ -16,9 +16,9 @@ from ding_store.storage.encoding import compression
 from ding_store.storage.encoding import framing as wire
 from ding_store.storage.encoding.checksum import checksum
 from ding_store.storage.encoding.compression import AUTO, CODECS, MIN_BYTES, Choice
+from ding_store.storage.protocol import StoredEntry
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.host_cache import HostCache
-from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'compressed{number}' for number in itertools.count())

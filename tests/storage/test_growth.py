@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 )
 
 from ding_store.errors import StoreClosed, StoreUnavailable
-from ding_store.storage.exactly_once import losses, outbox
+from ding_store.storage import protocol
+from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once import reader as reader_module
 from ding_store.storage.exactly_once import writer as writer_module
 from ding_store.storage.exactly_once.reader import Reader
@@ -43,7 +44,7 @@ picks = st.integers(0, 4)
 
 @pytest.fixture
 def few_silent(monkeypatch):
-    for module in (outbox, appends):
+    for module in (protocol, appends):
         monkeypatch.setattr(module, 'MAX_SILENT_WRITERS', SILENT)
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
 

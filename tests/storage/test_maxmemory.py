@@ -7,7 +7,7 @@ from redis_server import left_by_runs
 
 from ding_store.errors import ServerFull
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Backfill
+from ding_store.storage.protocol import Backfill
 from ding_store.storage.redis.resp import pack
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, number_of

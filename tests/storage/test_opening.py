@@ -23,11 +23,11 @@ from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import MemoryStore
+from ding_store.storage.protocol import GONE, WAITING
 from ding_store.storage.redis import resp
 from ding_store.storage.redis.replies import ReplyKind, code_of, meaning_of
 from ding_store.storage.redis.server_checks import examine
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.transports import GONE, WAITING
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
 from ding_store.storage.urls import address_of
 

@@ -12,12 +12,12 @@ from redis_server import RedisServer
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Backfill, Payload
+from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.protocol import Backfill, StoredEntry
 from ding_store.storage.redis import parts
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'

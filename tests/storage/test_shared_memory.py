@@ -24,11 +24,12 @@ from test_delivery import STREAM, MemoryDelivery
 from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store
-from ding_store.storage.exactly_once.outbox import FreedCapacity, Outbox
+from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory import Memory, MemoryStore
 from ding_store.storage.memory_log import Log
 from ding_store.storage.options import RedisOptions
+from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import host_cache, rings, shared_values, transports
 from ding_store.storage.shared_memory.host_cache import HostCache

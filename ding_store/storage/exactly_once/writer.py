@@ -24,16 +24,9 @@ from ding_store.errors import (
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.encoding.compression import AUTO, Choice
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import (
-    AppendReply,
-    AppendRequest,
-    Backfill,
-    FreedCapacity,
-    Outbox,
-    Payload,
-    Refused,
-)
+from ding_store.storage.exactly_once.outbox import Outbox, Payload, Refused
 from ding_store.storage.options import StoreOptions, StreamOptions
+from ding_store.storage.protocol import AppendReply, AppendRequest, Backfill, FreedCapacity
 
 logger = logging.getLogger(__name__)
 

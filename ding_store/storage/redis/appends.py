@@ -6,15 +6,7 @@ from typing import Any, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.exactly_once.outbox import (
-    FULL,
-    MAX_SILENT_WRITERS,
-    STALE,
-    WIRE,
-    AppendReply,
-    AppendRequest,
-    Backfill,
-)
+from ding_store.storage.protocol import FULL, MAX_SILENT_WRITERS, STALE, WIRE, AppendReply, AppendRequest, Backfill
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import is_large, place_of, publish_in_parts

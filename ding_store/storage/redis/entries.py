@@ -10,11 +10,11 @@ from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
 from ding_store.storage.exactly_once.chain import link
+from ding_store.storage.protocol import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import Parts, unpack
 from ding_store.storage.redis.server_session import ServerSession
-from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 
 #: One read stops to fetch parts after this many bytes, but fetches one entry at least.
 MAX_READ_BYTES = 64 << 20

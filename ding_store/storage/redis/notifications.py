@@ -10,7 +10,7 @@ from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Tuple
 import redis
 
 from ding_store.storage.base import NUMBER_BITS
-from ding_store.storage.exactly_once.outbox import FreedCapacity
+from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.scripts import Argument

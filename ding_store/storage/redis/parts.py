@@ -17,9 +17,9 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
+from ding_store.storage.protocol import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.resp import checked, received, refusal, send
-from ding_store.storage.shared_memory.transports import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 
 #: Maximum bytes in transit. More would only fill buffers, where each reply waits for all data before it.
 WINDOW_BYTES = 4 << 20

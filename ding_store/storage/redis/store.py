@@ -15,9 +15,10 @@ from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreErr
 from ding_store.storage.base import OLDEST, START, Arrays, Buffer, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import FreedCapacity, Payload
+from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
 from ding_store.storage.options import ALL_OPTIONS, check_name, redis_options, refuse_rest, stream_options
+from ding_store.storage.protocol import WAITING, Fetch, FreedCapacity, Moved, StoredEntry, Version, fetch_own, unwatched
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.entries import RedisEntries
@@ -29,18 +30,7 @@ from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
-from ding_store.storage.shared_memory.transports import (
-    PATIENCE_S,
-    WAITING,
-    Fetch,
-    Moved,
-    Resolver,
-    StoredEntry,
-    TransportStore,
-    Version,
-    fetch_own,
-    unwatched,
-)
+from ding_store.storage.shared_memory.transports import PATIENCE_S, Resolver, TransportStore
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.urls import check_url, directory_of, embedded_url, scheme_of
 

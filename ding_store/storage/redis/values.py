@@ -12,12 +12,12 @@ from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnava
 from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
+from ding_store.storage.protocol import Moved, Version, conflict
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
-from ding_store.storage.shared_memory.transports import Moved, Version, conflict
 
 #: Reply to a put that may be a late one of a crashed writer. A running writer puts once more.
 ASKED = 2

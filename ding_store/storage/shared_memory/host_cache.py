@@ -15,20 +15,13 @@ from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Head
 from ding_store.storage.encoding.compression import AUTO
 from ding_store.storage.encoding.framing import MAX_BYTES, corrupt_entry, decode_entry
 from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.protocol import Download, Remote, StoredEntry, fetch_own
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, open_cache_dir
 from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.shared_memory.rings import Rings, crc_of
 from ding_store.storage.shared_memory.shared_values import HostValues
 from ding_store.storage.shared_memory.stream_downloads import StreamCopies
-from ding_store.storage.shared_memory.transports import (
-    Download,
-    Remote,
-    Resolver,
-    StoredEntry,
-    TransportStore,
-    fetch_own,
-    unpack,
-)
+from ding_store.storage.shared_memory.transports import Resolver, TransportStore, unpack
 
 logger = logging.getLogger(__name__)
 

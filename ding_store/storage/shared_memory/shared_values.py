@@ -21,9 +21,10 @@ from ding_store.errors import CorruptPayload, StoreClosed, StoreError
 from ding_store.storage.base import Arrays, Header, Value
 from ding_store.storage.encoding.framing import decode, encode_pieces
 from ding_store.storage.options import check_name
+from ding_store.storage.protocol import Version
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found
 from ding_store.storage.shared_memory.slots import SlotReader
-from ding_store.storage.shared_memory.transports import TransportStore, Version
+from ding_store.storage.shared_memory.transports import TransportStore
 from ding_store.storage.shared_memory.value_downloads import HostCopies
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlots

@@ -19,55 +19,18 @@ from abc import abstractmethod
 from contextlib import nullcontext
 from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
-from ding_store.errors import ConfigError, CorruptPayload, VersionConflict
-from ding_store.storage.base import Buffer, Entry, EntryId, Store, ValueVersion
+from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.storage.base import Buffer, Entry, EntryId, Store
 from ding_store.storage.encoding.framing import Pieces, corrupt_entry, decode_entry, up_to_corrupt
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer
+from ding_store.storage.protocol import GONE, LOST, WAITING, Fetch, Moved, StoredEntry, Version, fetch_own, unwatched
 
 logger = logging.getLogger(__name__)
 
 _REFERENCE = struct.Struct('<4s16sIQQII')
 _MAGIC = b'DGH\x01'
-
-
-class StoredEntry(NamedTuple):
-    """An entry as the server has it: ``payload`` may be a reference."""
-
-    id: EntryId
-    writer: str
-    sequence: int
-    payload: Buffer
-
-
-class Remote(NamedTuple):
-    """A payload that the server holds outside the entry's record. ``place`` is unique to its bytes."""
-
-    id: EntryId
-    place: bytes
-    num_bytes: int
-
-
-#: Called each time bytes arrive, so that waiting processes see the progress of a download.
-Moved = Callable[[], None]
-#: Downloads payloads, each into its buffer. Returns False for each payload of which a part is missing.
-Download = Callable[[Sequence[Remote], Sequence[memoryview], Moved], List[bool]]
-#: Returns the payloads of entries of a stream with the help of a download. None if parts are missing.
-Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
-
-
-def unwatched() -> None:
-    """Do nothing: no other process waits for these bytes."""
-
-
-def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
-    """Download payloads into this process's own memory."""
-    payloads = [np.empty(one.num_bytes, np.uint8).data for one in wanted]
-    are_whole = download(wanted, payloads, unwatched)
-    return [payload.toreadonly() if is_whole else None for payload, is_whole in zip(payloads, are_whole)]
 
 
 class Reference(NamedTuple):
@@ -95,21 +58,6 @@ def is_reference(payload: Buffer) -> bool:
 def unpack(payload: bytes) -> Reference:
     _, file, *numbers = _REFERENCE.unpack(payload)
     return Reference(file.hex(), *numbers)
-
-
-class Version(NamedTuple):
-    """A version of a value as the server has it: its payload, a reference to a slot on some host, or both."""
-
-    version: ValueVersion
-    payload: bytes  # or the list of its parts; b'' if the server has no payload
-    reference: bytes  # b'' if it is in no slot
-    is_coming: bool = False  # a reader requested the payload before
-
-
-def conflict(name: str, version: int, expected: int) -> VersionConflict:
-    """Return the error of a put that expected another version than the newest one."""
-    why = ' as it was read: the server went back in time' if version == expected else ''
-    return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
 
 
 #: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
@@ -227,25 +175,6 @@ class TransportStore(Store):
             Return a token for each value that changes whenever a backfill of its newest version is requested. Wait for
             a token that differs from the known one. The call may return sooner without a change.
         """
-
-
-#: States of an entry that holds a reference.
-FILLED = 'FILLED'  # its payload is in the store
-WAITING = 'WAITING'  # its writer may still backfill it
-LOST = 'LOST'  # the entry exists, but its writer no longer has the payload
-GONE = 'GONE'  # trimmed or dropped: the reader continues with the entry after it
-OVER = 'OVER'  # its epoch is over: if it was not acked, its writer appends it again before later entries
-
-
-def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
-    """Return the state of an entry. ``base`` is the lowest sequence number that its writer still holds."""
-    if is_over:
-        return OVER
-    if not is_held:
-        return GONE
-    if is_filled:
-        return FILLED
-    return LOST if sequence < base else WAITING
 
 
 Follow = Callable[[str, StoredEntry], Optional[Entry]]

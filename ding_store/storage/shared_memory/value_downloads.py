@@ -19,10 +19,11 @@ from ding_store.errors import CorruptPayload, NotEnoughSpace, StoreUnavailable
 from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.framing import payload_bytes
 from ding_store.storage.encoding.value_parts import PartList, ValuePart, unpack, where_known
+from ding_store.storage.protocol import Moved
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader
-from ding_store.storage.shared_memory.transports import Moved, TransportStore
+from ding_store.storage.shared_memory.transports import TransportStore
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from ding_store.errors import CorruptPayload, PayloadLost
 from ding_store.storage.base import Buffer, Value, ValueVersion
 from ding_store.storage.encoding.framing import decode_value
 from ding_store.storage.encoding.value_parts import PartList, unpack
-from ding_store.storage.shared_memory.transports import TransportStore, Version
+from ding_store.storage.protocol import Version
+from ding_store.storage.shared_memory.transports import TransportStore
 from ding_store.storage.shared_memory.value_downloads import fetch_payload
 
 logger = logging.getLogger(__name__)
