@@ -66,7 +66,6 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'protocol'},
         {'urls', 'exactly_once'},
         {'shared_memory'},
-        {'memory_log'},
         {'memory', 'redis', 'embedded'},
     ],
     'ding_store.buffer': [

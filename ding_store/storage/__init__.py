@@ -45,7 +45,7 @@ __all__ = [
 
 #: scheme -> "module:Class"
 BACKENDS: Dict[str, str] = {
-    'memory': 'ding_store.storage.memory:MemoryStore',
+    'memory': 'ding_store.storage.memory.store:MemoryStore',
     'embedded': 'ding_store.storage.redis.store:RedisStore',
     'redis': 'ding_store.storage.redis.store:RedisStore',
     'rediss': 'ding_store.storage.redis.store:RedisStore',

@@ -9,8 +9,8 @@ from redis_server import RedisServer, left_by_runs
 
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import seal
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings, shared_values
 from ding_store.storage.shared_memory.host_cache import HostCache

@@ -20,8 +20,8 @@ from redis_server import RedisServer
 from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable, StreamFull
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import chunk, number_of
 

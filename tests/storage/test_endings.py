@@ -25,7 +25,7 @@ from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis import server_checks
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of

@@ -29,7 +29,7 @@ from ding_store.storage import open_store
 from ding_store.storage.encoding import framing as wire
 from ding_store.storage.encoding.compression import CODECS
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis import connection, parts
 from ding_store.storage.redis.server_checks import ServerGeneration, make_client
 from ding_store.storage.redis.store import RedisStore

@@ -30,7 +30,7 @@ from ding_store.storage.exactly_once import reader as reader_module
 from ding_store.storage.exactly_once import writer as writer_module
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.exactly_once.writer import MAX_ENDED, SPARE_STREAMS
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis import appends
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import transports

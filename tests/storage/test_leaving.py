@@ -14,7 +14,7 @@ from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.testing import chunk
 
 STREAM = 'experience'

@@ -22,7 +22,7 @@ from ding_store import errors
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.protocol import GONE, WAITING
 from ding_store.storage.redis import resp
 from ding_store.storage.redis.replies import ReplyKind, code_of, meaning_of
@@ -38,7 +38,7 @@ def copied(store):
 
 def test_importing_storage_imports_no_backend():
     code = (
-        'import sys, ding_store.storage, ding_store.storage.memory, ding_store.storage.exactly_once.reader\n'
+        'import sys, ding_store.storage, ding_store.storage.memory.store, ding_store.storage.exactly_once.reader\n'
         'print([m for m in ("redis", "torch", "ding", "treetensor", "hypothesis", "pytest") if m in sys.modules])'
     )
     assert subprocess.check_output([sys.executable, '-c', code], text=True).strip() == '[]'

@@ -26,8 +26,8 @@ from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnav
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.store import RedisStore

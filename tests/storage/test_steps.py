@@ -13,7 +13,7 @@ from needs import IS_LONG
 from test_shared_memory import CarelessMemory, Quiet
 
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.protocol import WIRE
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.store import RedisStore

@@ -28,7 +28,7 @@ from ding_store.errors import (
 )
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import encode_pieces
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore

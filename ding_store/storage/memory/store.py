@@ -20,7 +20,7 @@ from ding_store.storage.encoding.framing import Pieces, encode_pieces
 from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.writer import Writer, writer_id
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
 from ding_store.storage.options import (
     STORE_OPTIONS,
     StoreOptions,
