@@ -65,7 +65,9 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'options'},
         {'protocol'},
         {'urls', 'exactly_once'},
+        {'client'},
         {'shared_memory'},
+        {'store'},
         {'memory', 'redis', 'embedded'},
     ],
     'ding_store.buffer': [

@@ -25,7 +25,7 @@ from ding_store.storage.base import (
 )
 
 if TYPE_CHECKING:
-    from ding_store.storage.shared_memory.transports import TransportStore
+    from ding_store.storage.store import ServerStore
 from ding_store.storage.urls import scheme_of as _scheme_of
 
 __all__ = [
@@ -94,7 +94,7 @@ def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> 
     from ding_store.storage.shared_memory.host_cache import HostCache
 
     wanted = host_options(options)
-    store: TransportStore = backend(url, run, **options)
+    store: ServerStore = backend(url, run, **options)
     if wanted.host_plane == 'off':
         return store
     return HostCache(store, wanted.host_cache_dir, wanted.host_cache_bytes, checked=wanted.host_checksum)

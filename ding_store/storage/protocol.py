@@ -1,13 +1,23 @@
-"""What a store and its server send to each other."""
+"""The protocol of a store and its server: the commands of a ``Server``, and the data that they carry.
+
+There is one client, ``client.py``, and there are two servers. ``redis/server.py`` sends the commands to a Redis server,
+where Lua scripts run them. ``memory/server.py`` runs them in this process, and is the oracle of the tests.
+"""
 
 from __future__ import annotations
 
-from typing import Callable, List, NamedTuple, Optional, Sequence, Tuple
+import sys
+import threading
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import Any, Callable, ContextManager, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 
-from ding_store.errors import VersionConflict
-from ding_store.storage.base import Buffer, EntryId, ValueVersion
+from ding_store.errors import StoreError, VersionConflict
+from ding_store.storage.base import Buffer, EntryId, Header, StoreInfo, StreamInfo, ValueVersion
+from ding_store.storage.encoding.framing import Pieces, encode_pieces
+from ding_store.storage.encoding.value_parts import ValuePart
 
 #: Statuses of the server's reply to an append.
 OK = 'OK'  # accepted now or earlier: ``number`` is its place
@@ -159,3 +169,283 @@ def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int
     if is_filled:
         return FILLED
     return LOST if sequence < base else WAITING
+
+
+class Backfilled(NamedTuple):
+    """The state of an entry that was appended as a reference."""
+
+    payload: Optional[Buffer]  # if it was backfilled
+    fate: str  # FILLED, WAITING, LOST, GONE or OVER
+    freed: int  # the stream's counter of freed capacity: it grows with every backfill
+
+
+#: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
+#: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
+PATIENCE_S = 90.0
+
+
+class Availability:
+    """
+    Overview:
+        The ways in which calls wait for a server. This class is for a server that is always there. The connection to
+        a Redis server overrides all of it.
+    """
+
+    num_sessions = 0  # connections to the server so far: it grows after each outage, when the server may lack entries
+
+    @property
+    def is_nonblocking(self) -> bool:
+        """True if this thread is inside ``nonblocking``."""
+        return False
+
+    def is_away(self) -> bool:
+        """Return whether a call made now would wait for the server. Asking sends nothing."""
+        return False
+
+    def nonblocking(self) -> ContextManager[None]:
+        """See ``Store.nonblocking``."""
+        return nullcontext()
+
+    def one_wait(self) -> ContextManager[None]:
+        """Make all calls and lock waits of this thread share one deadline while the server is away."""
+        return nullcontext()
+
+    def leaving(self, limit_s: float) -> ContextManager[None]:
+        """Wait ``limit_s`` in all for a server that is away, beginning with the first wait."""
+        return nullcontext()
+
+    def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
+        """Hold a lock. Inside ``nonblocking``, do not wait for a holder that waits for the server."""
+        return lock
+
+    def reach(self, what: str, patience_s: float) -> None:
+        """Connect within ``patience_s`` if the connection is lost."""
+
+    def has_hung(self, error: StoreError) -> bool:
+        """Return whether a call with this error has waited for a server that is connected, and silent."""
+        return False
+
+
+class StartVersions:
+    """The versions that a writer counts on from, by value. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._versions: Dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> int:
+        return self._versions.get(name, 0)
+
+    def raise_to(self, name: str, version: int) -> None:
+        """Set the version to count on from. It never falls: of two threads that put, the first may return last."""
+        with self._lock:
+            self._versions[name] = max(int(version), self.of(name))
+
+
+class Server(ABC):
+    """
+    Overview:
+        The server of a run, as one writer uses it. It holds the run's streams, values and counters. A new object is
+        needed after a ``fork``. All methods may be called from several threads.
+
+        Each command takes effect at one moment between others, or not at all. Exceptions are named. A command may be
+        repeated after an error: its docstring says what the second one does. A server numbers the entries of a stream
+        1, 2, 3, ... It begins a new epoch when it has lost entries. Names of streams, values and readers were checked
+        by the caller.
+    Arguments:
+        - writer (:obj:`str`): The writer's id, unique to one open store and process.
+    Attributes:
+        - address (:obj:`str`): The server's address for messages, without passwords.
+        - availability (:obj:`Availability`): The ways to wait for the server.
+        - after_reconnect (:obj:`Callable`): Called by the first command after a reconnect: the server may have lost its
+          memory, so the writer must send its unacked entries again.
+        - versions (:obj:`StartVersions`): ``put`` gives higher versions than these.
+        - patience_s (:obj:`float`): Seconds that a reader waits for a writer's backfill.
+        - max_payload_bytes (:obj:`int`): Maximum size of a payload.
+        - keeps_data (:obj:`bool`): Whether a restarted server still has the entries that it accepted.
+    Raises (any command):
+        - StoreUnavailable: Transient. The server was unreachable for ``reconnect_timeout_s``. The command may have
+          taken effect.
+        - StoreClosed: ``close`` was called. The command may have taken effect.
+        - ServerFull: The server is at its maxmemory. The command may succeed later.
+        - StoreError: Any other refusal is lasting. The message names the fix.
+    """
+
+    address: str
+    patience_s: float = PATIENCE_S
+    max_payload_bytes: int = sys.maxsize
+    keeps_data: bool = False
+
+    def __init__(self, writer: str) -> None:
+        self.writer = writer
+        self.availability = Availability()
+        self.after_reconnect: Callable[[], None] = lambda: None
+        self.versions = StartVersions()
+
+    # Streams, as writers use them
+
+    @abstractmethod
+    def append(self, request: AppendRequest) -> AppendReply:
+        """
+        Overview:
+            Append one entry of this writer, or return why not. With sequence 0, only return the stream's state. A
+            repeated request appends nothing and gets OK. The payload may be sent before the request, outside the
+            moment of the append.
+        Raises:
+            - StoreError: If ``has_no_effect`` is set, the entry was not appended.
+        """
+
+    @abstractmethod
+    def backfill(self, request: Backfill) -> None:
+        """Add the payload to an entry of this writer that is a reference. Do nothing if it is not held."""
+
+    @abstractmethod
+    def leave(self, stream: str, admission: int) -> None:
+        """Note that this writer appends no more. The server drops it once the stream holds none of its entries."""
+
+    @abstractmethod
+    def wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
+        """
+        Return the server's notification once the counter of freed capacity exceeds ``freed``. Return None if it did not
+        within ``timeout_s``, or sooner.
+        """
+
+    @abstractmethod
+    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
+        """Return when the transport of one of these streams is not the known one, when the time is over, or sooner."""
+
+    # Streams, as readers use them
+
+    @abstractmethod
+    def read(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float = 0.0, fetch: Fetch = fetch_own
+    ) -> List[StoredEntry]:
+        """
+        Overview:
+            Return the next entries after ``after``, in order. Wait up to ``timeout_s`` for the first one, or shorter.
+            If ``after`` is of a past epoch, or the server has another entry there, start at the oldest entry held.
+        Arguments:
+            - fetch (:obj:`Callable`): Downloads payloads that the server holds outside the entries.
+        Raises:
+            - CorruptPayload: The first of these entries was written by another program, or is damaged.
+        """
+
+    @abstractmethod
+    def read_backfill(self, stream: str, entry: StoredEntry, fetch: Optional[Fetch] = None) -> Backfilled:
+        """Return the state of an entry that is a reference. With ``fetch``, also its payload if it was backfilled."""
+
+    @abstractmethod
+    def request_backfills(self, stream: str) -> None:
+        """Request that the writers backfill all references that they have appended until now."""
+
+    @abstractmethod
+    def register_reader(
+        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
+    ) -> EntryId:
+        """
+        Overview:
+            Register a reader, or change its kind and its host. Return the entry after which it continues. A repeated
+            call returns the same.
+        Arguments:
+            - host (:obj:`str`): The host whose files the reader can map. '': none.
+        """
+
+    @abstractmethod
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        """
+        Overview:
+            Move a reader's cursor forward to ``entry_id``, and trim what all durable readers have acked. Do nothing if
+            the cursor is there already, the epoch is over, or the reader is not registered.
+        Arguments:
+            - wait (:obj:`bool`): If false, this may return before the command took effect. Then ``flush`` waits for it.
+        """
+
+    @abstractmethod
+    def unregister_reader(self, stream: str, reader: str) -> bool:
+        """Remove a reader, and trim what only it still needed. Return whether it was registered."""
+
+    # Values
+
+    @abstractmethod
+    def put(
+        self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
+    ) -> ValueVersion:
+        """
+        Overview:
+            Publish a new version of a value, from an encoded payload, a reference to it, or both. Its number is above
+            the newest version and above ``versions``. The payload may be sent before, but becomes visible at one
+            moment. After an error, a repeated call publishes another version.
+        Raises:
+            - VersionConflict: The value is not at ``expected_version``. Nothing was published.
+        """
+
+    @abstractmethod
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
+        """
+        Overview:
+            Return the newest version if it is of another put than ``newer_than``. Otherwise wait for one up to
+            ``timeout_s``, or shorter.
+        Arguments:
+            - or_filled (:obj:`bool`): Also return ``newer_than`` once it has a payload.
+        """
+
+    @abstractmethod
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
+        """Download parts of a version into their buffers and verify their checksums. Return False if one is missing."""
+
+    @abstractmethod
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
+        """Add the payload to a version that is only a reference. Return False if it is no longer the newest version."""
+
+    @abstractmethod
+    def request_version(self, name: str) -> None:
+        """Request that the value's writer backfills its newest version and all later ones."""
+
+    @abstractmethod
+    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        """
+        Overview:
+            Return a token for each value that changes whenever a backfill of its newest version is requested. Wait for
+            a token that differs from the known one. The call may return sooner without a change.
+        """
+
+    # Everything else
+
+    @abstractmethod
+    def add(self, counter: str, amount: int) -> int:
+        """Add to a counter, which begins at 0, and return its new value. A repeated call adds again."""
+
+    @abstractmethod
+    def delete(self, name: str) -> bool:
+        """
+        Overview:
+            Delete the stream, the value and the counter of this name, one after another. Return whether there was one.
+            The writers' sequences are kept, so that writers do not send all entries again.
+        """
+
+    @abstractmethod
+    def info(self) -> StoreInfo:
+        """Return what the run holds. Each stream, value and counter is read at a moment of its own."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections. Threads that wait in a command raise StoreClosed. May be called twice."""
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        """Return what one stream holds, or None if there is no such stream."""
+        return self.info().streams.get(stream)
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        """Call ``ack`` and put a value without arrays. Like ``ack``, this may return before they took effect."""
+        self.ack(stream, reader, entry_id)
+        self.put(name, encode_pieces(header, {}))
+
+    def flush(self) -> None:  # noqa: B027 - there is nothing to do unless ``ack`` or ``advance`` return early
+        """Wait until every ``ack`` and ``advance`` took effect. Raise their errors."""
+
+    def finish(self) -> Optional[StoreError]:
+        """Like ``flush``, right before ``close`` and without waiting for a server that is away. Return the error."""
+        return None
+
+    def retire(self, names: Set[str]) -> None:  # noqa: B027 - a server that ends with this process has nothing to do
+        """Delete what is left of a run that is over, and let a server that only serves this run exit."""

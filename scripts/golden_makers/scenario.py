@@ -36,7 +36,7 @@ class Scenario:
         self._server = server
 
     def store(self, writer: str, **options: Any) -> RedisStore:
-        with mock.patch('ding_store.storage.redis.store.writer_id', return_value=writer):
+        with mock.patch('ding_store.storage.client.writer_id', return_value=writer):
             return RedisStore(self._recorder.url, 'golden', check_every_s=5.0, **options)
 
     @contextmanager
@@ -99,9 +99,9 @@ class Scenario:
         entries = a.read('p')
         assert [entry.header['count'] for entry in entries] == [50, 80]
         a.ack('p', 'learner', entries[0].id)
-        state = a._appends.send_request(AppendRequest('p', entries[0].id.epoch, 0, 3))
+        state = a.server._appends.send_request(AppendRequest('p', entries[0].id.epoch, 0, 3))
         said = AppendRequest('p', state.epoch, 3, 3, admission=state.admission, listed=state.listed)
-        a._appends._append(said, b'', 2, 'ding:{golden/p/0}:not there', None)  # NO PARTS
+        a.server._appends._append(said, b'', 2, 'ding:{golden/p/0}:not there', None)  # NO PARTS
         with self.raw() as redis:
             redis.ask('EXISTS', *sorted(redis.ask('KEYS', 'ding:{golden/p/*part*')))
         a.delete('p')
@@ -125,13 +125,15 @@ class Scenario:
         a.append_payload('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
         last = reader.read_records('h', OLDEST, 9, 0.0)[-2:]
         reader.wait_for_backfill('h', last[0], 1.0)
-        a._appends.backfill(Backfill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
-        a._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
+        a.server._appends.backfill(Backfill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
+        a.server._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
         missing = (last[0].id.epoch, 'host writer', 5, 9, 2, 'ding:{golden/h/0}:not there', b'place')
-        a._connection.call('fill', lambda session: a._keys.run(session, 'fill', 'h', missing))  # its parts are missing
+        a.server._connection.call(
+            'fill', lambda session: a.server._keys.run(session, 'fill', 'h', missing)
+        )  # its parts are missing
         reader.ack('h', 'near', last[1].id)
         reader.ack('h', 'far', last[1].id)
-        a._appends.backfill(
+        a.server._appends.backfill(
             Backfill('h', last[0].id.epoch, 5, 9, encode({}, arrays_of(60)))
         )  # of an entry that is gone
         reader.forget('h', 'far')
@@ -154,7 +156,7 @@ class Scenario:
         """Announcements that a writer makes when its connection was lost at some point."""
         a = self.store('announcing')
         a.register('v', 'learner')
-        send_request, payload = a._appends.send_request, encode({}, {})
+        send_request, payload = a.server._appends.send_request, encode({}, {})
 
         def say(sequence: int, **changes: Any) -> str:
             said = AppendRequest('v', state.epoch, sequence, 1, payload, size=len(payload), admission=state.admission)
@@ -175,8 +177,8 @@ class Scenario:
         assert say(4, epoch='another') == 'STALE'
         assert say(4, readers='learner\there\tlz4\nreturned\there\tlz4\n') == 'OK'
         assert say(5, last_reply='4:5') == 'STALE'  # by its last reply there is more: a new epoch
-        a._appends.leave('v', state.admission + 7)
-        a._appends.leave('v', state.admission)
+        a.server._appends.leave('v', state.admission + 7)
+        a.server._appends.leave('v', state.admission)
         a.forget('v', 'learner')
         a.forget('v', 'returned')
         a.close()
@@ -198,13 +200,13 @@ class Scenario:
             assert found is not None
             assert found.header == {'count': count}
         missing = 'ding:{golden/w/0}:not there'
-        assert a._values._run('put', 'w', 'token', 0, -1, b'list', missing, b'', 'putting', 99, '*')[0] == -1
+        assert a.server._values._run('put', 'w', 'token', 0, -1, b'list', missing, b'', 'putting', 99, '*')[0] == -1
         reference = b'DGV\x01' + b'reference'.ljust(44, b'.')
         a.put_version('slot', None, reference)
         assert b.get_version('slot', 0).payload == b''
         b.request_version('slot')
         wanted = a.wait_for_requests({'slot': ''}, 0.01)
-        assert a._values._run('fill_value', 'slot', 1, b'list', missing, '') == -1
+        assert a.server._values._run('fill_value', 'slot', 1, b'list', missing, '') == -1
         assert a.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
         assert b.get_version('slot', 1, or_filled=True).payload
         assert not a.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
@@ -263,7 +265,7 @@ class Scenario:
             redis.ask('XADD', 'ding:{golden/f/0}:room', '1700000000000-0', 'foreign', '1')
             redis.ask('XADD', 'ding:{golden/f/0}:planes', '1700000000000-0', 'foreign', '1')
             redis.ask('XADD', 'ding:{golden/f/0}:log', '1700000000000-0', 'foreign', '1')
-        a._wait_for_capacity('f', 0, 0.01)
+        a.server.wait_for_capacity('f', 0, 0.01)
         a.wait_for_transports({'f': 0}, 0.01)
         a.append('f', {}, {})
         entries = a.read('f')
@@ -299,7 +301,7 @@ class Scenario:
         reader.ack('l', 'learner', entries[1].id)
         reader.want('l')
         reader.forget('l', 'learner')
-        a._appends.leave('l', 1)
+        a.server._appends.leave('l', 1)
         a.delete('l')
         a.close()
         reader.close()
@@ -313,7 +315,7 @@ class Scenario:
             kept = keys_of(redis, 'ding:{golden/o/0}*')
         a.append('o', {'number': 2}, {})
         entries = reader.read('o')
-        a._connection.close()  # as if it were killed
+        a.server._connection.close()  # as if it were killed
         for is_renewed in (True, False):
             with self.raw() as redis:
                 redis.ask('DEL', *{command[1] for command in kept})

@@ -176,7 +176,7 @@ class MemoryDelivery(Delivery):
 
     def open(self):
         store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
-        send_request = store._writer._send_request
+        send_request = store.server.append
 
         def lossy(request):
             fault, store.fault = getattr(store, 'fault', None), None
@@ -187,7 +187,7 @@ class MemoryDelivery(Delivery):
                 raise StoreUnavailable('reply lost')
             return reply
 
-        store._writer._send_request = lossy
+        store.server.append = lossy
         return store
 
     def forget_everything(self):
@@ -240,7 +240,7 @@ class RedisDelivery(Delivery):
             pipe.execute()
 
     def lose_next_reply(self, store, before):
-        session = store._connection._session
+        session = store.server._connection._session
         if session is None:
             return
         self.lose_no_reply(store)
@@ -257,7 +257,7 @@ class RedisDelivery(Delivery):
         vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
-        session = store._connection._session
+        session = store.server._connection._session
         if session is not None:
             vars(session).pop('run', None)
 
@@ -292,8 +292,8 @@ class MistakenDelivery(MemoryDelivery):
 
     def open(self):
         store = super().open()
-        send_request = store._writer._send_request
-        store._writer._send_request = lambda request: send_request(request._replace(last_reply=''))
+        send_request = store.server.append
+        store.server.append = lambda request: send_request(request._replace(last_reply=''))
         return store
 
 

@@ -224,7 +224,7 @@ class RedisEndings(Endings):
     def restart(self):
         self.begin_life()
         for store in [self.learner, *(writer.store for writer in self.writers)]:
-            store._connection._session.generation.run_id = RedisEndings.generation
+            store.server._connection._session.generation.run_id = RedisEndings.generation
 
     def begin_life(self):
         RedisEndings.generation = (uuid.uuid4().hex * 2)[:40]
@@ -257,8 +257,8 @@ class UnseenEndings(MemoryEndings):
 
     def open(self):
         store = super().open()
-        send_request = store._writer._send_request
-        store._writer._send_request = lambda said: send_request(said)._replace(ends=(0, 0))
+        send_request = store.server.append
+        store.server.append = lambda said: send_request(said)._replace(ends=(0, 0))
         return store
 
 

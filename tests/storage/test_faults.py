@@ -194,14 +194,14 @@ class TestEmptyAfterACrash:
             append(writer, *[1 << 17] * 4)
             read()
             append(writer, 8, 1 << 17, 8, 8)
-            fetch = store._parts.fetch
+            fetch = store.server._parts.fetch
 
             def fetching(*arguments):
-                monkeypatch.setattr(store._parts, 'fetch', fetch)
+                monkeypatch.setattr(store.server._parts, 'fetch', fetch)
                 append(writer, *[1 << 17] * 3)
                 return fetch(*arguments)
 
-            monkeypatch.setattr(store._parts, 'fetch', fetching)
+            monkeypatch.setattr(store.server._parts, 'fetch', fetching)
             for _ in range(4):
                 read()
             assert seen[-1] == count - 1
@@ -275,7 +275,7 @@ def test_memory_lost_during_a_read_skips_no_entry(forgetful_server, tmp_path, mo
             for number, size in enumerate((8, 50_000, 8)):
                 writer.append(STREAM, {}, chunk(number, size))
             reader = Reader(other, STREAM, 'learner')
-            parts = getattr(other, 'store', other)._parts
+            parts = getattr(other, 'store', other).server._parts
             fetch = parts.fetch
 
             def restarted(*arguments):
@@ -544,7 +544,7 @@ def test_store_closed_during_connect_keeps_no_connection(redis_server, monkeypat
 
     monkeypatch.setattr(connection, 'make_client', make_and_close)
     with pytest.raises(StoreClosed):
-        store._connection.connect()
+        store.server._connection.connect()
     (client,) = made
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
@@ -702,7 +702,7 @@ class TestDamage:
     def test_foreign_id_above_the_versions_of_a_value_blocks_nothing(self, store, redis_server):
         with redis_server.client() as client:
             store.put('weights', {}, {'x': np.zeros(3)})
-            client.xadd(store._values._keys.of_value('weights')[0], {'x': 'y'})
+            client.xadd(store.server._values._keys.of_value('weights')[0], {'x': 'y'})
             assert store.put('weights', {}, {'x': np.ones(3)}) == 2
             assert store.get('weights', 1).arrays['x'][0] == 1
 
@@ -776,7 +776,7 @@ class TestDamage:
                     assert number_of(entry) == 1
             assert reader.num_corrupt > total // 4
             store.put('weights', {}, {'x': np.arange(10_000)})
-            value = store.store._values._keys.of_value('weights')[0]
+            value = store.store.server._values._keys.of_value('weights')[0]
             good = client.xrevrange(value, count=1)[0][1][b'r']
             for number in range(2, total):
                 client.xadd(value, {b'r': elsewhere(rng, good)}, id=f'{number}-0', maxlen=1, approximate=False)

@@ -81,7 +81,7 @@ class Fleet(RuleBasedStateMachine):
 
     def opened(self):
         store = self.open()
-        send_request = store._writer._send_request
+        send_request = store.server.append
 
         def lossy(said):
             fault, store.fault = getattr(store, 'fault', None), None
@@ -91,7 +91,7 @@ class Fleet(RuleBasedStateMachine):
                 raise StoreUnavailable('the reply was lost')
             return reply
 
-        store._writer._send_request = lossy
+        store.server.append = lossy
         self.is_dead[store.writer] = False
         return store
 
@@ -234,8 +234,8 @@ class RedisFleet(Fleet):
 
     def say(self, writer, said):
         store = self.readers_store
-        keys = store._keys
-        appends.RedisAppends(store._connection, keys, writer).send_request(said)
+        keys = store.server._keys
+        appends.RedisAppends(store.server._connection, keys, writer).send_request(said)
 
     def forget_everything(self):
         self.client.flushall()
@@ -320,7 +320,7 @@ class TestWritersOnRedis:
         with self.open() as learner:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
-                send_request = store._appends.send_request
+                send_request = store.server._appends.send_request
                 outbox_ = store._writer._stream_writer(STREAM).outbox
                 outbox_._send_request = lambda one: (said.append(one), send_request(one))[1]
                 store.append(STREAM, {}, chunk(0))
@@ -328,8 +328,8 @@ class TestWritersOnRedis:
                 reader.ack()
             reader.read()
             assert reader.marks == {}
-            keys = learner._keys
-            late = appends.RedisAppends(learner._connection, keys, store.writer)
+            keys = learner.server._keys
+            late = appends.RedisAppends(learner.server._connection, keys, store.writer)
             for one in (*said, *said):
                 late.send_request(one)
             assert reader.read() == []

@@ -10,12 +10,12 @@ from embedded_helpers import kill
 from redis_server import left_by_runs
 
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
+from ding_store.storage import client as client_module
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.store import MemoryStore
-from ding_store.storage.redis import store as redis_store
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -105,7 +105,7 @@ def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
-    assert store._connection._opener is None, 'nor is it brought back for who has left'
+    assert store.server._connection._opener is None, 'nor is it brought back for who has left'
     assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 
@@ -133,13 +133,13 @@ def test_close_resends_entries_lost_by_a_memory_server():
 
 
 def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypatch):
-    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S)
+    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S)
     store = RedisStore(forgetful_server.url, 'run')
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         closing = pool.submit(store.close)
-        eventually(lambda: store._connection.is_away(), 'it is looked for')
+        eventually(lambda: store.server._connection.is_away(), 'it is looked for')
         forgetful_server.start()
         closing.result(WAIT_S)
     with RedisStore(forgetful_server.url, 'run') as learner:
@@ -149,7 +149,7 @@ def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypat
 @pytest.mark.parametrize('returns', [False, True])
 def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monkeypatch, caplog, returns):
     """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
-    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S if returns else 0.5)
+    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S if returns else 0.5)
     here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
     store, other = (open_store(forgetful_server.url, 'run', **here) for _ in range(2))
     reader = Reader(other, STREAM, 'learner')
@@ -175,7 +175,7 @@ def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monke
 
 def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp_path, monkeypatch, caplog):
     """It has the lock of the value then, for as long as it tries to reach the server."""
-    monkeypatch.setattr(redis_store, 'LEAVE_S', 0.5)
+    monkeypatch.setattr(client_module, 'LEAVE_S', 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
     store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
     look = store.store.get_version
@@ -189,7 +189,7 @@ def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp
     with RedisStore(forgetful_server.url, 'run') as elsewhere:
         with elsewhere.nonblocking(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
             elsewhere.request_version('weights')
-        eventually(lambda: store.store._connection._waiting, 'it waits for the server')
+        eventually(lambda: store.store.server._connection._waiting, 'it waits for the server')
     with ThreadPoolExecutor() as pool:
         pool.submit(store.close).result(WAIT_S)
     assert 'closed with values that only this host can read' in caplog.text
@@ -216,7 +216,7 @@ def test_close_neither_waits_for_nor_logs_droppable_entries(forgetful_server, ca
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     eventually(lambda: store.is_away, 'it is noticed')
-    monkeypatch.setattr(store._connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
+    monkeypatch.setattr(store.server._connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
     store.close()
     assert 'closed with' not in caplog.text
 

@@ -197,6 +197,7 @@ def test_address_without_a_server_is_refused():
 def test_missing_package_names_the_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis', None)
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.store')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.server')
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.connection')
     with pytest.raises(errors.ConfigError, match='pip install'):
         open_store('redis://localhost')
@@ -294,7 +295,7 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        send_request = store._appends.send_request
+        send_request = store.server._appends.send_request
 
         def lossy(said):
             send_request(said)
@@ -324,7 +325,7 @@ def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monke
             send_request(said)
             client.flushall()  # And its epoch with it.
             monkeypatch.setattr(outbox, '_send_request', send_request)
-            store._keys.list_name('stream', 's', again=True)
+            store.server._keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
             return send_request(said)
 
@@ -361,7 +362,7 @@ def test_backfill_with_a_damaged_place_is_refused_by_entry(redis_server):
 
 
 def test_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
-    monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 1000)
+    monkeypatch.setattr('ding_store.storage.redis.server.RedisServer.max_payload_bytes', 1000)
     with open_store(redis_server.url, 'large') as store:
         for call in (store.append, store.put):
             with pytest.raises(errors.NotEnoughSpace, match='1000'):
@@ -379,7 +380,7 @@ def test_store_is_pickled_as_its_address(redis_server):
             twin.append('s', {}, chunk(2))
         assert [entry.sequence for entry in store.read('s')] == [1, 1]
     # Nothing is connected before it is used.
-    assert copied(store)._connection._session is None
+    assert copied(store).server._connection._session is None
 
 
 def _append_in_child(store, queue):

@@ -23,7 +23,7 @@ from test_delivery import STREAM, MemoryDelivery
 
 from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
-from ding_store.storage import open_store
+from ding_store.storage import open_store, protocol
 from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.log import Log
@@ -89,7 +89,7 @@ class Planes(MemoryDelivery):
     def open(self, directory=0):
         store = super().open()
         store.fault = None
-        fill = store._writer._backfill
+        fill = store.server.backfill
 
         def lossy(said):
             fault, store.fault = store.fault, None
@@ -99,7 +99,7 @@ class Planes(MemoryDelivery):
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
 
-        store._writer._backfill = lossy
+        store.server.backfill = lossy
         return Quiet(store, self.directories[directory])
 
     @precondition(lambda self: self.far is None)
@@ -421,7 +421,7 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.on_freed(writer.store._wait_for_capacity('s', outbox.freed, WAIT_S))
+    assert outbox.on_freed(writer.store.server.wait_for_capacity('s', outbox.freed, WAIT_S))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
@@ -439,21 +439,21 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
     with redis_server.client() as client:
 
         def write(part):
-            key = writer.store._keys.of('s', part)
+            key = writer.store.server._keys.of('s', part)
             client.delete(key)
             like_ours = {'room': {'e': outbox.epoch, 'f': outbox.sequence}, 'planes': {'h': 'x'}}
             fields = like_ours[part] if what == 'entry like ours' else {'r': ''}
             return client.set(key, 'x') if what == 'string' else client.xadd(key, fields)
 
         def is_put_right(part):
-            entries = client.xrange(writer.store._keys.of('s', part))
+            entries = client.xrange(writer.store.server._keys.of('s', part))
             return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
 
         write('planes')
         writer.store.wait_for_transports({'s': outbox.transport}, WAIT_S)
         assert is_put_right('planes')
         write('room')
-        assert writer.store._wait_for_capacity('s', outbox.freed, WAIT_S) is None
+        assert writer.store.server.wait_for_capacity('s', outbox.freed, WAIT_S) is None
         assert is_put_right('room')
         if is_new:
             return
@@ -476,7 +476,7 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
 def test_foreign_news_of_an_unknown_stream_is_removed(opened, redis_server):
     writer = opened()
     with redis_server.client() as client:
-        key = writer.store._keys.of('s', 'planes')
+        key = writer.store.server._keys.of('s', 'planes')
         client.xadd(key, {'h': 'x', 'i': 'y'})
         writer.store.wait_for_transports({'s': 0}, WAIT_S)
         assert not client.keys(f'*{writer.run}/s/0*')
@@ -899,7 +899,7 @@ def test_entries_of_a_dead_writer_are_lost_on_other_hosts(opened, caplog):
 
 def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
     """Its entries from before are lost; that it appended others since then says that it lives."""
-    now, patience_s = [0.0], transports.PATIENCE_S
+    now, patience_s = [0.0], protocol.PATIENCE_S
     monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     assert patience_s > RedisOptions().reconnect_timeout_s
     far = MemoryStore(memory=Memory())
@@ -921,7 +921,7 @@ def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
 
 
 def test_patience_with_a_writer_exceeds_its_reconnect_timeout(opened):
-    for reconnect_timeout_s, patience_s in ((60.0, transports.PATIENCE_S), (600.0, 900.0)):
+    for reconnect_timeout_s, patience_s in ((60.0, protocol.PATIENCE_S), (600.0, 900.0)):
         store = opened(reconnect_timeout_s=reconnect_timeout_s)
         assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
 
@@ -957,11 +957,11 @@ def test_read_stops_before_entries_behind_a_memory_loss(silent, monkeypatch):
 
 
 def test_time_without_a_server_does_not_count_against_writers(silent, monkeypatch):
-    silent.now[0] += transports.PATIENCE_S - 1
+    silent.now[0] += protocol.PATIENCE_S - 1
     monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
     silent.now[0] += 2
     assert silent.far.read('s', silent.first.id) == []
-    silent.now[0] += transports.PATIENCE_S + 1
+    silent.now[0] += protocol.PATIENCE_S + 1
     assert [entry.is_lost for entry in silent.far.read('s', silent.first.id)] == [True]
 
 
@@ -972,9 +972,9 @@ def test_writer_is_given_up_despite_lost_connections(silent, monkeypatch):
         seen = silent.far.read('s', silent.first.id)
         if seen:
             break
-        silent.now[0] += transports.PATIENCE_S / 2
+        silent.now[0] += protocol.PATIENCE_S / 2
     assert [entry.is_lost for entry in seen] == [True]
-    assert silent.now[0] == transports.MAX_PATIENCES * transports.PATIENCE_S
+    assert silent.now[0] == transports.MAX_PATIENCES * protocol.PATIENCE_S
 
 
 def test_unread_ring_of_a_dead_writer_stays_until_read(opened):

@@ -101,7 +101,7 @@ class Interleaved:
 
     def writer(self):
         store = self.place.open(max_pending_bytes=LIMIT)
-        send_request, fill = store._writer._send_request, store._writer._backfill
+        send_request, fill = store.server.append, store.server.backfill
 
         def announced(said):
             self.at('announcing')
@@ -119,8 +119,7 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        writer = store._writer
-        writer._send_request, writer._backfill, writer._wait_for_capacity = announced, filled, blocked
+        store.server.append, store.server.backfill, store._writer._wait_for_capacity = announced, filled, blocked
         return Quiet(store, self.directories[0])
 
     def _stop_in_rings(self, monkeypatch):

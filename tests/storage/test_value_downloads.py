@@ -254,7 +254,7 @@ def test_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
         writer.put(NAME, {}, weights(1))
         assert number_of(reader.get(NAME)) == 1
         writer.put(NAME, {}, weights(2))
-        part = f'{writer._values._part_key(NAME, newest(writer)[-1].token)}{newest(writer)[-1].number}'
+        part = f'{writer.server._values._part_key(NAME, newest(writer)[-1].token)}{newest(writer)[-1].number}'
         content = bytearray(client.get(part))
         content[1000] ^= 1
         client.set(part, bytes(content))

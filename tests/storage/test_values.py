@@ -58,7 +58,7 @@ def test_value_too_large_to_travel_is_refused_by_its_put(redis_server, tmp_path,
     """Also where all readers so far are on this host: one elsewhere would wait for it in vain."""
     with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
         assert store.put(NAME, {}, weights(1)) == 1
-        monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 4 * LARGE)
+        monkeypatch.setattr(store.store.server, 'max_payload_bytes', 4 * LARGE)
         with pytest.raises(NotEnoughSpace, match=f"value '{NAME}' has 80.* bytes, and the limit is 800000"):
             store.put(NAME, {}, weights(2))
         assert store.put(NAME, {}, weights(3, LARGE - 1000)) == 2
@@ -441,13 +441,13 @@ def test_values_after_losing_the_newest_versions_arrive(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
-    with writer.store._connection._session.borrowed() as connection:
-        key = writer.store._keys.of(NAME, 'value')
+    with writer.store.server._connection._session.borrowed() as connection:
+        key = writer.store.server._keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()
         for number in (2, 3):
             writer.put(NAME, {}, weights(number))
-        for command in (('DEL', key), ('HSET', writer.store._keys.of(NAME, 'version'), 'version', 1)):
+        for command in (('DEL', key), ('HSET', writer.store.server._keys.of(NAME, 'version'), 'version', 1)):
             connection.send_command(*command)
             connection.read_response()
         connection.send_command('XADD', key, redis_id, *fields)
@@ -719,9 +719,9 @@ def test_closed_writer_leaves_a_version_without_a_reply_to_all(opened, tmp_path,
 
 def test_older_put_that_expects_another_version_is_refused(redis_server):
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
-        older = store._values.put_command('v', b'')
+        older = store.server._values.put_command('v', b'')
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
-        session = store._connection.call('look', lambda session: session)
+        session = store.server._connection.call('look', lambda session: session)
         token, newest, _, payload, *rest = older.arguments
         assert session.run('put', older.keys, token, newest, 1, payload, *rest)[:3] == [0, 2, 2]
         store.clear()
@@ -746,10 +746,14 @@ def test_late_put_replaces_no_newer_version_of_its_writer(redis_server, monkeypa
         with monkeypatch.context() as noted:
             noted.setattr(ServerSession, 'run', noting)
             put(0)
-        late = sent[0] if way == 'put' else store._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
+        late = (
+            sent[0]
+            if way == 'put'
+            else store.server._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
+        )
         for number in (1, 2):
             version = put(number)
-        session = store._connection.call('look', lambda session: session)
+        session = store.server._connection.call('look', lambda session: session)
         assert session.run(late.script, late.keys, *late.arguments)[:3] == [1, version, version - 1]
         assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
         assert put(3) == version + 1

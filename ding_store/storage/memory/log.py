@@ -133,8 +133,9 @@ class Log:
 
     def ack(self, reader: str, entry_id: EntryId) -> None:
         self.behind(entry_id)
-        if entry_id.epoch == self.epoch and reader in self.readers:
-            self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
+        number = min(entry_id.number, self.last)
+        if entry_id.epoch == self.epoch and number > self.readers.get(reader, self.last):
+            self.readers[reader] = number
             self._trim_acked()
             if len(self.writers) > 2 * protocol.MAX_SILENT_WRITERS:
                 self._sweep()

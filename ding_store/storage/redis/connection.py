@@ -23,6 +23,7 @@ from ding_store.errors import (
     StoreUnsuitable,
 )
 from ding_store.storage.options import RedisOptions
+from ding_store.storage.protocol import Availability
 from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
 from ding_store.storage.redis.server_checks import (
@@ -59,11 +60,10 @@ _LOOK_EVERY_S = 0.05
 T = TypeVar('T')
 
 
-class Connection:
+class Connection(Availability):
     """
     Overview:
-        A pool of connections to one server, made when first needed. Thread-safe. ``num_sessions`` counts the sessions
-        begun so far. When it grows, the server was away and may have lost its memory.
+        A pool of connections to one server, made when first needed. Thread-safe.
     Arguments:
         - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
@@ -103,8 +103,11 @@ class Connection:
         return self._call('connect', lambda session: session.generation.server, timeout_s)
 
     def reach(self, what: str, patience_s: float) -> None:
-        """Connect within ``patience_s`` if the connection is lost, without ``after_reconnect``."""
-        self._call(what, lambda session: None, patience_s)
+        """See ``Availability.reach``. The limit is ``reconnect_timeout_s``. This does not call ``after_reconnect``."""
+        self._call(what, lambda session: None, min(patience_s, self.reconnect_timeout_s))
+
+    def has_hung(self, error: StoreError) -> bool:
+        return isinstance(error.__cause__, redis.TimeoutError)
 
     def call(self, what: str, command: Callable[[ServerSession], T]) -> T:
         """
@@ -190,7 +193,7 @@ class Connection:
 
     @contextmanager
     def leaving(self, limit_s: float) -> Iterator[None]:
-        """See ``TransportStore.leaving``."""
+        """See ``Availability.leaving``."""
         self._thread.leave_limit_s, self._thread.leave_deadline = limit_s, None
         try:
             yield

@@ -10,7 +10,7 @@ from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
 from ding_store.storage.exactly_once.chain import link
-from ding_store.storage.protocol import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
+from ding_store.storage.protocol import FILLED, GONE, OVER, Backfilled, Fetch, StoredEntry, fate, fetch_own
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import Parts, unpack
@@ -45,16 +45,10 @@ class RedisEntries:
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
-    def state_of_backfill(
-        self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None
-    ) -> Tuple[Optional[Buffer], str, int]:
+    def read_backfill(self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None) -> Backfilled:
         """
         Overview:
             Read the state of an entry that was a reference, or whose parts are missing.
-        Returns:
-            - payload (:obj:`Optional[Buffer]`): The payload that it was backfilled with, if ``fetch`` is given.
-            - fate (:obj:`str`): One of ``transports.FILLED``, WAITING, LOST, GONE and OVER.
-            - room (:obj:`int`): The counter of the stream's notifications. It grows with every backfill.
         Raises:
             - CorruptPayload: The backfilled payload is in parts, but the bytes that name them are malformed.
         """
@@ -76,14 +70,15 @@ class RedisEntries:
         is_over, is_held = is_another or epoch != record.id.epoch.encode(), number > int(floor or 0)
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
-            return None, how, int(freed or 0)
+            return Backfilled(None, how, int(freed or 0))
         record = record._replace(payload=payload)
         _bytes_in_parts(stream, record)  # Raises an error that names the entry if these bytes are malformed.
         if fetch is not None:
             _, (payload,) = self._fetched(stream, [record], fetch)
-            return payload, how if payload is not None else self._since_gone(stream, record), int(freed or 0)
+            how = how if payload is not None else self._since_gone(stream, record)
+            return Backfilled(payload, how, int(freed or 0))
         are_there = self._parts.are_there(stream, payload)
-        return None, how if are_there else self._since_gone(stream, record), int(freed or 0)
+        return Backfilled(None, how if are_there else self._since_gone(stream, record), int(freed or 0))
 
     def _since_gone(self, stream: str, record: StoredEntry) -> str:
         """Return GONE or OVER for an entry that was there a moment ago."""
@@ -161,7 +156,7 @@ class RedisEntries:
             if payload is not None:
                 yield record._replace(payload=payload)
                 continue
-            how = self.state_of_backfill(stream, record)[1]
+            how = self.read_backfill(stream, record).fate
             if how == OVER:
                 return
             if how != GONE:

@@ -40,7 +40,7 @@ class RedisNotifications:
         return None
 
     def wait_for_transports(self, known: Mapping[str, int], block_ms: int) -> None:
-        """See ``TransportStore.wait_for_transports``."""
+        """See ``Server.wait_for_transports``."""
         self._notifications('planes', known, block_ms)
 
     def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Notification]:

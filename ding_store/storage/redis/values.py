@@ -12,7 +12,7 @@ from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnava
 from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
-from ding_store.storage.protocol import Moved, Version, conflict
+from ding_store.storage.protocol import Moved, StartVersions, Version, conflict
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
@@ -33,14 +33,15 @@ class RedisValues:
         The values of one run, for one process. Thread-safe.
     Arguments:
         - writer (:obj:`str`): The writer's id.
+        - versions (:obj:`StartVersions`): The versions that this writer counts on from.
     """
 
-    def __init__(self, connection: Connection, keys: RunKeys, writer: str) -> None:
+    def __init__(self, connection: Connection, keys: RunKeys, writer: str, versions: StartVersions) -> None:
         self._connection = connection
         self._keys = keys
         self._writer = writer
         self._num_puts = itertools.count(1)
-        self._versions: Dict[str, int] = {}  # value -> the version that this writer counts on from
+        self._versions = versions
         self._seen: Dict[str, str] = {}  # value -> token of its newest version in the server's last reply
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -53,7 +54,7 @@ class RedisValues:
         if expected_version is not None and expected_version < 0:  # The server takes a negative one for any version.
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
         expected_token = put_id_of(expected_version)
-        newest = self._versions.get(name, 0)
+        newest = self._versions.of(name)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             seen = self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
@@ -71,17 +72,12 @@ class RedisValues:
                 num_asked += 1
         except StoreUnavailable:
             # A server with this version may lose it. Skip its number, so that no other content ever gets it.
-            self.set_start_version(name, max(newest, self._versions.get(name, 0)) + 1)
+            self._versions.raise_to(name, max(newest, self._versions.of(name)) + 1)
             raise
         if not done:
             raise conflict(name, version, expected)
-        self.set_start_version(name, version)
+        self._versions.raise_to(name, version)
         return ValueVersion(version, put_id), before == 0
-
-    def set_start_version(self, name: str, version: int) -> None:
-        """Set the version to count on from. It never falls: of two threads that put, the first may return last."""
-        with self._lock:
-            self._versions[name] = max(int(version), self._versions.get(name, 0))
 
     def has_seen(self, name: str) -> bool:
         """True if the token of the newest version is known. Without it the server would not accept a put at first."""
@@ -90,7 +86,7 @@ class RedisValues:
     def put_command(self, name: str, payload: bytes) -> Command:
         """Return the command that puts a payload without parts, whatever the value's version is."""
         known = self._writer, next(self._num_puts), self._seen.get(name, '')
-        newest = self._versions.get(name, 0)
+        newest = self._versions.of(name)
         return Command('put', self._keys.of_value(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *known))
 
     def note(self, name: str, reply: Any) -> Tuple[bool, bool]:
@@ -98,7 +94,7 @@ class RedisValues:
         done, version, before, self._seen[name] = _reply(reply)
         if done == ASKED:
             return False, False
-        self.set_start_version(name, version)
+        self._versions.raise_to(name, version)
         return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:

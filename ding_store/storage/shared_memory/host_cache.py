@@ -12,6 +12,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreClosed, StoreError, StoreUnavailable
 from ding_store.storage.base import OLDEST, Arrays, Buffer, Entry, EntryId, Header, Store, StoreInfo, StreamInfo, Value
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.compression import AUTO
 from ding_store.storage.encoding.framing import MAX_BYTES, corrupt_entry, decode_entry
 from ding_store.storage.exactly_once.outbox import Payload
@@ -21,7 +22,7 @@ from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.shared_memory.rings import Rings, crc_of
 from ding_store.storage.shared_memory.shared_values import HostValues
 from ding_store.storage.shared_memory.stream_downloads import StreamCopies
-from ding_store.storage.shared_memory.transports import Resolver, TransportStore, unpack
+from ding_store.storage.shared_memory.transports import Resolver, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class HostCache(Store):
         the files. The wrapped store orders and announces everything. The cache can be pickled if the wrapped store can,
         and reopens itself after ``fork``.
     Arguments:
-        - store (:obj:`TransportStore`): The wrapped store, which ``close`` closes as well.
+        - store (:obj:`Client`): The wrapped store, which ``close`` closes as well.
         - directory (:obj:`Optional[str]`): Place of the host cache. By default chosen by free space.
         - max_bytes (:obj:`Optional[int]`): Maximum size of the host cache. By default half of the free space, at most 8
           GiB.
@@ -53,7 +54,7 @@ class HostCache(Store):
 
     def __init__(
         self,
-        store: TransportStore,
+        store: Client,
         directory: Optional[str] = None,
         max_bytes: Optional[int] = None,
         patience_s: Optional[float] = None,

@@ -19,12 +19,12 @@ from typing import Dict, Optional
 
 from ding_store.errors import CorruptPayload, StoreClosed, StoreError
 from ding_store.storage.base import Arrays, Header, Value
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import decode, encode_pieces
 from ding_store.storage.options import check_name
 from ding_store.storage.protocol import Version
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found
 from ding_store.storage.shared_memory.slots import SlotReader
-from ding_store.storage.shared_memory.transports import TransportStore
 from ding_store.storage.shared_memory.value_downloads import HostCopies
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlots
@@ -44,7 +44,7 @@ class HostValues:
         - patience_s (:obj:`float`): Time that a reader waits for the writer of a value on another host.
     """
 
-    def __init__(self, store: TransportStore, cache: Optional[CacheDir], patience_s: float) -> None:
+    def __init__(self, store: Client, cache: Optional[CacheDir], patience_s: float) -> None:
         self._store = store
         self._cache = cache
         self._copies = HostCopies(store, cache) if cache is not None else None

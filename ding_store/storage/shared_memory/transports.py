@@ -15,17 +15,13 @@ import logging
 import struct
 import time
 import zlib
-from abc import abstractmethod
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.storage.base import Buffer, Entry, EntryId, Store
-from ding_store.storage.encoding.framing import Pieces, corrupt_entry, decode_entry, up_to_corrupt
-from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import Payload
-from ding_store.storage.exactly_once.writer import Writer
-from ding_store.storage.protocol import GONE, LOST, WAITING, Fetch, Moved, StoredEntry, Version, fetch_own, unwatched
+from ding_store.storage.base import Buffer, Entry, EntryId
+from ding_store.storage.client import Client
+from ding_store.storage.encoding.framing import corrupt_entry, decode_entry, up_to_corrupt
+from ding_store.storage.protocol import GONE, LOST, WAITING, Fetch, StoredEntry, fetch_own
 
 logger = logging.getLogger(__name__)
 
@@ -60,121 +56,10 @@ def unpack(payload: bytes) -> Reference:
     return Reference(file.hex(), *numbers)
 
 
-#: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
-#: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
-PATIENCE_S = 90.0
-#: Limit on the total wait for one writer, in multiples of ``PATIENCE_S``, if the connection is lost repeatedly.
+#: Limit on the total wait for one writer, in multiples of ``Client.patience_s``, if the connection is lost repeatedly.
 MAX_PATIENCES = 5
 #: Number of requests to ended writers that are kept before they are removed.
 SPARE_ASKED = 64
-
-
-class TransportStore(Store):
-    """
-    Overview:
-        A store whose entries and values may hold references. ``HostCache`` wraps such a store.
-    """
-
-    address: str
-    writer: str
-    patience_s: float = PATIENCE_S  # how long a reader waits for a writer's backfill
-
-    @property
-    def num_sessions(self) -> int:
-        """Number of connections to the server so far: it grows after each outage."""
-        return 0
-
-    def check_size(self, what: str, num_bytes: int) -> None:  # noqa: B027 - a store without a limit accepts every size
-        """
-        Overview:
-            Check that a payload of this size could be sent to another host.
-        Raises:
-            - NotEnoughSpace: The payload is larger than the store's limit.
-        """
-
-    @property
-    @abstractmethod
-    def own_writer(self) -> Writer:
-        """The writing side of this process."""
-
-    @property
-    def is_nonblocking(self) -> bool:
-        """True if this thread is inside ``nonblocking``."""
-        return False
-
-    def leaving(self) -> ContextManager[None]:
-        """Wait only some seconds in all for an unreachable server: what this thread sends is also in files."""
-        return nullcontext()
-
-    def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
-        """Hold a lock. Inside ``nonblocking``, do not wait for a holder that waits for the server."""
-        return lock
-
-    @abstractmethod
-    def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
-        """Append an encoded payload, see ``append``. ``payload.is_kept`` is set if the store releases it itself."""
-
-    @abstractmethod
-    def read_records(
-        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> List[StoredEntry]:
-        """Read entries without decoding them, see ``read``. ``fetch`` downloads payloads outside the records."""
-
-    @abstractmethod
-    def register_at(
-        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
-    ) -> EntryId:
-        """Register a reader that can map the files of ``host``, see ``register``."""
-
-    @abstractmethod
-    def want(self, stream: str) -> None:
-        """Request a backfill of all references that the stream's writers have appended until now."""
-
-    @abstractmethod
-    def wait_for_backfill(
-        self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> Optional[Buffer]:
-        """Return the backfilled payload of an entry. Wait up to ``timeout_s`` while it may still come."""
-
-    @abstractmethod
-    def fate_of(self, stream: str, record: StoredEntry) -> str:
-        """Return the state of an entry that holds a reference, see ``fate``."""
-
-    @abstractmethod
-    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
-        """Return when a stream's transport is not the known one, when the time is over, or sooner."""
-
-    @abstractmethod
-    def put_version(
-        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
-    ) -> int:
-        """Publish a new version, see ``put``, from an encoded payload, a reference to it, or both."""
-
-    @abstractmethod
-    def get_version(
-        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
-    ) -> Optional[Version]:
-        """Return the newest version, see ``get``. With ``or_filled``, return ``newer_than`` once it has a payload."""
-
-    @abstractmethod
-    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
-        """Download parts of a version into their buffers and verify their checksums. Return False if one is missing."""
-
-    @abstractmethod
-    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
-        """Add the payload to a version that is only a reference. Return False if it is no longer the newest version."""
-
-    @abstractmethod
-    def request_version(self, name: str) -> None:
-        """Request that the value's writer backfills its newest version and all later ones."""
-
-    @abstractmethod
-    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
-        """
-        Overview:
-            Return a token for each value that changes whenever a backfill of its newest version is requested. Wait for
-            a token that differs from the known one. The call may return sooner without a change.
-        """
 
 
 Follow = Callable[[str, StoredEntry], Optional[Entry]]
@@ -208,7 +93,7 @@ class Resolver:
 
     def __init__(
         self,
-        store: TransportStore,
+        store: Client,
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, StoredEntry], None]] = None,
         patience_s: Optional[float] = None,

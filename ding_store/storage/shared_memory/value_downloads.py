@@ -17,18 +17,18 @@ import numpy as np
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace, StoreUnavailable
 from ding_store.storage.base import Buffer
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import payload_bytes
 from ding_store.storage.encoding.value_parts import PartList, ValuePart, unpack, where_known
 from ding_store.storage.protocol import Moved
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader
-from ding_store.storage.shared_memory.transports import TransportStore
 
 logger = logging.getLogger(__name__)
 
 
-def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optional[Buffer]:
+def fetch_payload(store: Client, name: str, listed: PartList) -> Optional[Buffer]:
     """
     Overview:
         Download a payload into this process's own memory. Return None if a part of it is missing.
@@ -50,7 +50,7 @@ class HostCopies:
         This host's downloads of the values of a run, as one process uses them. Thread-safe.
     """
 
-    def __init__(self, store: TransportStore, cache: CacheDir) -> None:
+    def __init__(self, store: Client, cache: CacheDir) -> None:
         self._store = store
         self._cache = cache
         self._lock = threading.Lock()

@@ -8,10 +8,10 @@ from typing import Callable, Dict, Optional, Set, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost
 from ding_store.storage.base import Buffer, Value, ValueVersion
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import decode_value
 from ding_store.storage.encoding.value_parts import PartList, unpack
 from ding_store.storage.protocol import Version
-from ding_store.storage.shared_memory.transports import TransportStore
 from ding_store.storage.shared_memory.value_downloads import fetch_payload
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class ValueResolver:
 
     def __init__(
         self,
-        store: TransportStore,
+        store: Client,
         follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
         patience_s: float = 30.0,
         fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,

@@ -12,10 +12,10 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreTimeout, VersionConflict
 from ding_store.storage.base import Buffer
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import Pieces
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.slots import Slot, SlotWriter
-from ding_store.storage.shared_memory.transports import TransportStore
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class ValueSlots:
         One writer's slots for one value. Thread-safe.
     """
 
-    def __init__(self, store: TransportStore, cache: CacheDir, name: str) -> None:
+    def __init__(self, store: Client, cache: CacheDir, name: str) -> None:
         self._store = store
         self._cache = cache
         self._name = name
