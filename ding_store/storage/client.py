@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
-import threading
 import time
 from contextlib import suppress
 from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
@@ -37,37 +35,24 @@ T = TypeVar('T')
 class Client:
     """
     Overview:
-        One process's side of a run: the server, and the writer that keeps unacked entries and sends them again. A
-        ``fork`` opens both anew in the child, which is a new writer. Entries and values have encoded payloads here, or
-        references to them.
+        One process's side of a run: the server, and the writer that keeps unacked entries and sends them again. Entries
+        and values have encoded payloads here, or references to them.
     Arguments:
         - open_server (:obj:`Callable`): Returns the server for a writer's id.
     """
 
     def __init__(self, run: str, open_server: Callable[[str], Server], options: StoreOptions) -> None:
         self.run = run
-        self._open_server = open_server
-        self._stream_options = options
-        self._closed = False
-        self._fork_lock = threading.Lock()
-        self._begin()
-
-    def _begin(self) -> None:
-        """Create the state of one process: its connections, and its writer id and sequence numbers."""
-        self.writer = writer_id()
-        self.server = self._open_server(self.writer)
-        self._writer = Writer(self._stream_options, self.server)
+        self.server = open_server(writer_id())
+        self.check_every_s = options.check_every_s
+        self._writer = Writer(options, self.server)
         self.server.after_reconnect = lambda: self._writer.check(now=True)
-        self._pid = os.getpid()
+        self._closed = False
 
     def _enter(self, looks_around: bool = True) -> None:
-        """Check that the store is open, reopen it after a fork, and regularly resend entries that the server lost."""
+        """Check that the client is open, and regularly resend entries that the server lost."""
         if self._closed:
             raise StoreClosed(f'the store at {self.address} was closed')
-        if self._pid != os.getpid():
-            with self._fork_lock:
-                if self._pid != os.getpid():
-                    self._begin()
         if looks_around and not self.is_nonblocking:
             self._writer.check()
 
@@ -81,7 +66,7 @@ class Client:
                 return found
 
     def _slice_s(self, timeout_s: float) -> float:
-        return max(0.0, min(timeout_s, self._writer.check_every_s))
+        return max(0.0, min(timeout_s, self.check_every_s))
 
     @property
     def address(self) -> str:
@@ -108,7 +93,7 @@ class Client:
 
     @property
     def is_away(self) -> bool:
-        return self._pid == os.getpid() and self.server.availability.is_away()
+        return self.server.availability.is_away()
 
     @property
     def is_nonblocking(self) -> bool:
@@ -200,9 +185,6 @@ class Client:
         check_name('stream', stream)
         self._enter()
         return self.server.register_reader(stream, reader, durable, start, host)
-
-    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId:
-        return self.register_at(stream, reader, durable, start)
 
     def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
         check_name('stream', stream)
@@ -300,7 +282,7 @@ class Client:
 
     def close(self) -> None:
         was_closed, self._closed = self._closed, True
-        if not was_closed and self._pid == os.getpid():
+        if not was_closed:
             self._writer.is_closed = True
             self._send_last(self.server.finish())
             self.server.close()

@@ -282,6 +282,9 @@ class Server(ABC):
         self.after_reconnect: Callable[[], None] = lambda: None
         self.versions = StartVersions()
 
+    def connect(self) -> None:  # noqa: B027 - a server that is always there has nothing to do
+        """Connect now, instead of with the first command."""
+
     # Streams, as writers use them
 
     @abstractmethod

@@ -69,7 +69,7 @@ class Losses(RuleBasedStateMachine):
     @rule()
     def send_again(self):
         for writer in self.writers:
-            writer._writer.check(now=True)
+            writer.client._writer.check(now=True)
 
     def teardown(self):
         self.send_again()
@@ -143,7 +143,7 @@ def test_reader_without_marks_counts_losses_of_a_dead_writer(looks, monkeypatch)
             assert len(reader.read(1)) == 1
         else:
             reader._look_around()
-        dead.own_writer._stream_writers.clear()  # as if it were killed
+        dead.client.own_writer._stream_writers.clear()  # as if it were killed
         store.lose_memory()
         for _ in range(2):
             living.append(STREAM, {}, chunk(0))

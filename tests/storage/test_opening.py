@@ -280,7 +280,7 @@ def test_at_maxmemory_readers_continue(forgetful_server):
         check_reads()
         other.ack('members', 'r', said)
         check_reads()
-        assert store._writer.num_unacked('members') == 0, 'it hears of acks'
+        assert store.client._writer.num_unacked('members') == 0, 'it hears of acks'
         with pytest.raises(errors.ServerFull, match='maxmemory'):
             store.append('members', {}, chunk(2))
         check_reads()
@@ -295,18 +295,18 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        send_request = store.server._appends.send_request
+        send_request = store.client.server._appends.send_request
 
         def lossy(said):
             send_request(said)
             client.config_set('maxmemory', 1)
-            monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', send_request)
+            monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', send_request)
             return send_request(said) if size == 1000 else refused()
 
         def refused():
             raise errors.ServerFull('as the parts of a second try are')
 
-        monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', lossy)
+        monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', lossy)
         assert store.append('s', {}, chunk(2, size)).number == 2
         with pytest.raises(errors.ServerFull):
             store.append('s', {}, chunk(3))
@@ -318,14 +318,14 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
 def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monkeypatch):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        outbox = store._writer._stream_writer('s').outbox
+        outbox = store.client._writer._stream_writer('s').outbox
         send_request = outbox._send_request
 
         def lossy(said):
             send_request(said)
             client.flushall()  # And its epoch with it.
             monkeypatch.setattr(outbox, '_send_request', send_request)
-            store.server._keys.list_name('stream', 's', again=True)
+            store.client.server._keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
             return send_request(said)
 
@@ -340,22 +340,25 @@ def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monke
 def test_wait_for_a_backfill_continues_at_maxmemory(forgetful_server):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         place = store.append('s', {}, chunk(0))
-        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read_records('s', OLDEST, 1, 0.0)
         client.config_set('maxmemory', 1)
-        assert store.fate_of('s', record) == WAITING
-        assert store.wait_for_backfill('s', record, 0.01) is None
+        assert store.client.fate_of('s', record) == WAITING
+        assert store.client.wait_for_backfill('s', record, 0.01) is None
         client.config_set('maxmemory', 0)
         store.register('s', 'r')
         store.ack('s', 'r', place)
-        assert store.fate_of('s', record) == GONE
+        assert store.client.fate_of('s', record) == GONE
 
 
 def test_backfill_with_a_damaged_place_is_refused_by_entry(redis_server):
     with redis_server.client() as client, RedisStore(redis_server.url, 'no-place') as store:
         store.append('s', {}, chunk(0))
-        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read_records('s', OLDEST, 1, 0.0)
         client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
-        for call in (lambda: store.wait_for_backfill('s', record, 0.0), lambda: store.fate_of('s', record)):
+        for call in (
+            lambda: store.client.wait_for_backfill('s', record, 0.0),
+            lambda: store.client.fate_of('s', record),
+        ):
             with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
                 call()
             assert raised.value.entry_id == record.id

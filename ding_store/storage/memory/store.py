@@ -10,24 +10,33 @@ from ding_store.storage.encoding.compression import AUTO
 from ding_store.storage.memory.server import Memory, MemoryServer, State
 from ding_store.storage.options import (
     STORE_OPTIONS,
+    HostOptions,
     StoreOptions,
     StreamOptions,
     check_name,
     refuse_rest,
     stream_options,
 )
-from ding_store.storage.store import ServerStore
+from ding_store.storage.store import NO_HOST_CACHE, Store
 
 
-class MemoryStore(ServerStore):
+class MemoryStore(Store):
     """
     Overview:
         The store of ``memory://``. Each opened store has its own memory. ``another()`` opens a second store on it.
     Arguments:
+        - host (:obj:`HostOptions`): Use, place and size of the host cache. Only tests have one.
         - options: The fields of ``options.StreamOptions``, ``stream_options`` and ``check_every_s``.
     """
 
-    def __init__(self, url: str = 'memory://', run: str = 'default', memory: Optional[Memory] = None, **options: Any):
+    def __init__(
+        self,
+        url: str = 'memory://',
+        run: str = 'default',
+        memory: Optional[Memory] = None,
+        host: HostOptions = NO_HOST_CACHE,
+        **options: Any,
+    ) -> None:
         if url != 'memory://':
             raise ConfigError(f'{url!r}: a memory store has no address; use "memory://"')
         check_name('run', run, slashes=False)
@@ -35,11 +44,11 @@ class MemoryStore(ServerStore):
         self._memory = memory = memory or Memory()
         streams = _without_auto(stream_options(options))
         refuse_rest('memory', options, STORE_OPTIONS)
-        super().__init__(run, lambda writer: MemoryServer(memory, run, writer), streams)
+        super().__init__(run, lambda writer: MemoryServer(memory, run, writer), streams, host)
 
     def another(self, **options: Any) -> MemoryStore:
         """Open a second store on the same memory, with its own writer, as another process would."""
-        return MemoryStore(self.address, self.run, self._memory, **{**self._options, **options})
+        return MemoryStore(self.address, self.run, self._memory, self._host_options, **{**self._options, **options})
 
     def snapshot(self) -> State:
         """Return what a server's disk would hold now, for tests."""

@@ -85,25 +85,20 @@ class Resolver:
     Arguments:
         - follow (:obj:`Optional[Callable]`): Returns the entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
-        - patience_s (:obj:`float`): Seconds to wait for a writer that backfills nothing. After that, all entries that
-          were requested from it count as lost. By default the store's value. The time starts anew after a server
-          outage, up to ``MAX_PATIENCES`` times in all.
         - fetch (:obj:`Callable`): Downloads payloads that the server holds outside the records.
     """
 
     def __init__(
         self,
-        store: Client,
+        client: Client,
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, StoredEntry], None]] = None,
-        patience_s: Optional[float] = None,
         fetch: Fetch = fetch_own,
     ) -> None:
-        self._store = store
+        self._client = client
         self._fetch = fetch
         self._follow = follow
-        self._complain = complain or (lambda stream, record: store.want(stream))
-        self._patience_s = store.patience_s if patience_s is None else patience_s
+        self._complain = complain or (lambda stream, record: client.want(stream))
         self._asked: Dict[Tuple[str, str], Asked] = {}  # by stream and writer
         self._max_asked = SPARE_ASKED  # at this many, remove those that are no longer needed
 
@@ -113,7 +108,7 @@ class Resolver:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            records = self._store.read_records(stream, after, max_entries, left, self._fetch)
+            records = self._client.read_records(stream, after, max_entries, left, self._fetch)
             entries = self._entries(stream, records, deadline)
             if entries or time.monotonic() >= deadline:
                 return entries
@@ -129,7 +124,7 @@ class Resolver:
             if entry is not None:
                 is_first = False
                 yield entry
-            elif not is_first or self._store.fate_of(stream, record) != GONE:
+            elif not is_first or self._client.fate_of(stream, record) != GONE:
                 return
 
     def _entry(self, stream: str, record: StoredEntry) -> Optional[Entry]:
@@ -141,8 +136,8 @@ class Resolver:
 
     def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
         since = self._asked_since(stream, record)
-        until = min(deadline, since + self._patience_s)
-        payload = self._store.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
+        until = min(deadline, since + self._client.patience_s)
+        payload = self._client.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
             self._note_backfill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
@@ -151,14 +146,14 @@ class Resolver:
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
         """Return when the entry was requested from its writer. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
-        num_sessions = self._store.num_sessions
+        num_sessions = self._client.num_sessions
         since = begun = time.monotonic()
         if asked is not None and asked.is_of(record.id):
             if asked.num_sessions == num_sessions:
                 return asked.since
             begun = asked.begun
-            since = min(since, begun + (MAX_PATIENCES - 1) * self._patience_s)
-        if self._store.fate_of(stream, record) == WAITING:
+            since = min(since, begun + (MAX_PATIENCES - 1) * self._client.patience_s)
+        if self._client.fate_of(stream, record) == WAITING:
             asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
@@ -168,7 +163,7 @@ class Resolver:
 
     def _forget_gone(self) -> None:
         """Remove requests whose stream ended or has another epoch, or whose writer the server dropped."""
-        infos = {stream: self._store.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
+        infos = {stream: self._client.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
         for (stream, writer), asked in list(self._asked.items()):
             info = infos.get(stream)
             if info is None or asked.epoch != info.epoch or writer not in info.writers:
@@ -177,7 +172,7 @@ class Resolver:
 
     def _newest_of(self, stream: str, record: StoredEntry) -> int:
         """Return the number of the writer's newest entry. Any later entry shows that the writer is running."""
-        info = self._store.stream_info(stream)
+        info = self._client.stream_info(stream)
         if info is None or info.epoch != record.id.epoch:
             return record.id.number
         return max(record.id.number, info.numbers.get(record.writer, 0))
@@ -189,10 +184,10 @@ class Resolver:
             self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
 
     def _is_lost(self, stream: str, record: StoredEntry) -> bool:
-        found = self._store.fate_of(stream, record)
+        found = self._client.fate_of(stream, record)
         # Request again: the server may have been away since.
         return found == LOST or (
-            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._patience_s
+            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._client.patience_s
         )
 
     def _lost(self, stream: str, record: StoredEntry) -> Entry:

@@ -28,7 +28,7 @@ from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader
 logger = logging.getLogger(__name__)
 
 
-def fetch_payload(store: Client, name: str, listed: PartList) -> Optional[Buffer]:
+def fetch_payload(client: Client, name: str, listed: PartList) -> Optional[Buffer]:
     """
     Overview:
         Download a payload into this process's own memory. Return None if a part of it is missing.
@@ -41,7 +41,7 @@ def fetch_payload(store: Client, name: str, listed: PartList) -> Optional[Buffer
         raise NotEnoughSpace(
             f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them. Give it more.'
         ) from e
-    return payload.toreadonly() if store.fetch_parts(name, _targets(listed, payload)) else None
+    return payload.toreadonly() if client.fetch_parts(name, _targets(listed, payload)) else None
 
 
 class HostCopies:
@@ -50,8 +50,8 @@ class HostCopies:
         This host's downloads of the values of a run, as one process uses them. Thread-safe.
     """
 
-    def __init__(self, store: Client, cache: CacheDir) -> None:
-        self._store = store
+    def __init__(self, client: Client, cache: CacheDir) -> None:
+        self._client = client
         self._cache = cache
         self._lock = threading.Lock()
         self._locks: Dict[str, FetchLock] = {}
@@ -76,7 +76,7 @@ class HostCopies:
             raise
         except (OSError, CorruptPayload) as e:
             self._complain(name, e)
-        return fetch_payload(self._store, name, listed)
+        return fetch_payload(self._client, name, listed)
 
     def drop_removed(self) -> None:
         """Drop mappings of removed files, which would keep their memory."""
@@ -133,7 +133,7 @@ class HostCopies:
                 else:
                     missing.append((part, target))
             content[listed.num_bytes :] = trailer
-            return self._store.fetch_parts(name, missing, moved)
+            return self._client.fetch_parts(name, missing, moved)
 
         return slots.fill(listed.stamp, listed.num_bytes + len(trailer), write)
 

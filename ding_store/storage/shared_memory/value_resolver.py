@@ -34,14 +34,14 @@ class ValueResolver:
 
     def __init__(
         self,
-        store: Client,
+        client: Client,
         follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
         patience_s: float = 30.0,
         fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,
     ) -> None:
-        self._store = store
+        self._client = client
         self._follow = follow
-        self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
+        self._fetch = fetch or (lambda name, listed: fetch_payload(client, name, listed))
         self._patience_s = patience_s
         # value -> requested version, and until when it may come
         self._wanted: Dict[str, Tuple[ValueVersion, float]] = {}
@@ -60,7 +60,7 @@ class ValueResolver:
         known, missed, num_tries = newer_than, (0, '', False), 0
         while True:
             left = max(0.0, deadline - time.monotonic())
-            found = self._store.get_version(name, known, left, or_filled=known != newer_than)
+            found = self._client.get_version(name, known, left, or_filled=known != newer_than)
             if found is None and known != newer_than:
                 raise PayloadLost(_lost(name, known))
             if found is None or not found.version.is_of_another_put(newer_than):
@@ -112,7 +112,7 @@ class ValueResolver:
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
             if not is_coming:
-                self._store.request_version(name)
+                self._client.request_version(name)
         return until
 
 
