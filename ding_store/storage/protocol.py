@@ -251,7 +251,7 @@ class Server(ABC):
         Each command takes effect at one moment between others, or not at all. Exceptions are named. A command may be
         repeated after an error: its docstring says what the second one does. A server numbers the entries of a stream
         1, 2, 3, ... It begins a new epoch when it has lost entries. Names of streams, values and readers were checked
-        by the caller.
+        by the caller. The longest ``timeout_s`` is ``check_every_s``: clients wait in slices.
     Arguments:
         - writer (:obj:`str`): The writer's id, unique to one open store and process.
     Attributes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import threading
 import time
@@ -12,8 +13,8 @@ from types import TracebackType
 from typing import Callable, ContextManager, Dict, List, Optional, Sequence, Type
 
 from ding_store.errors import ConfigError, StoreClosed, StoreError
-from ding_store.storage.base import OLDEST, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
-from ding_store.storage.client import Client
+from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from ding_store.storage.client import LEAVE_S, Client
 from ding_store.storage.options import HostOptions, StoreOptions, check_name
 from ding_store.storage.protocol import Server
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, open_cache_dir
@@ -97,15 +98,19 @@ class Store:
             with self._fork_lock:
                 if self._pid != os.getpid():
                     self._begin()
-        if looks_around and self._cache is not None and not self.client.is_nonblocking:
+        if looks_around and self._cache is not None and not self.client.availability.is_nonblocking:
             self._tidy_in_time()
         return self.client
+
+    def _server(self) -> Server:
+        """Return the server for one command, after the same checks, and after sending again what it lost."""
+        return self._enter().enter()
 
     def _tidy_in_time(self) -> None:
         if time.monotonic() - self._tidied_at < self.client.check_every_s:
             return
         self._tidied_at = time.monotonic()
-        with self.client.nonblocking():  # The caller's own request waits for a server that is away.
+        with self.client.availability.nonblocking():  # The caller's own request waits for a server that is away.
             self.tidy()
         self._streams.drop_deleted()
         self._drop_removed()
@@ -150,7 +155,7 @@ class Store:
         client = self._enter()
         payload = self._streams.payload(stream, header, arrays)
         try:
-            return client.append_payload(stream, payload, timeout_s)
+            return client.append(stream, payload, timeout_s)
         finally:
             if not payload.is_kept:
                 payload.release()  # Rings free space in order, so an unreleased payload blocks its ring for good.
@@ -167,6 +172,7 @@ class Store:
             - CorruptPayload: The first of these entries is not what was written. ``entry_id`` is its id, so that the
               caller can continue behind it.
         """
+        check_name('stream', stream)
         self._enter()
         return self._streams.read(stream, after, max_entries, timeout_s)
 
@@ -178,6 +184,10 @@ class Store:
             (``start='now'``). Retention waits for the acks of durable readers. Before the first durable reader
             registers, nothing is trimmed. Ephemeral readers hold no entries.
         """
+        check_name('reader', reader)
+        if start not in START:
+            raise ConfigError(f'start ({start!r}) must be one of {", ".join(START)}')
+        check_name('stream', stream)
         self._enter()
         return self._streams.register(stream, reader, durable, start)
 
@@ -191,7 +201,8 @@ class Store:
               ``advance``, ``read``, ``register``, ``forget``, ``delete`` or ``flush`` waits for the reply and raises
               its errors, and ``close`` logs them. Until then the stream may not show the ack.
         """
-        self._enter().ack(stream, reader, entry_id, wait)
+        check_name('stream', stream)
+        self._server().ack(stream, reader, entry_id, wait)
         self._streams.note_ack(stream, reader, entry_id)
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
@@ -204,7 +215,9 @@ class Store:
         Raises:
             - StoreError: An error of this call, or of an earlier one whose reply this call reads.
         """
-        self._enter().advance(stream, reader, entry_id, name, header)
+        check_name('stream', stream)
+        check_name('value', name)
+        self._server().advance(stream, reader, entry_id, name, header)
         self._streams.note_ack(stream, reader, entry_id)
 
     def flush(self) -> None:
@@ -232,7 +245,7 @@ class Store:
         True if a call made now would wait for an unreachable server. Reading it sends nothing and does not reconnect:
         other calls do, in any thread.
         """
-        return self._pid == os.getpid() and self.client.is_away
+        return self._pid == os.getpid() and self.client.availability.is_away()
 
     def nonblocking(self) -> ContextManager[None]:
         """
@@ -242,7 +255,7 @@ class Store:
             Other threads reconnect, send lost entries again and clean up. A server that hangs counts as unreachable
             after ``socket_timeout_s``.
         """
-        return self.client.nonblocking()
+        return self.client.availability.nonblocking()
 
     def forget(self, stream: str, reader: str) -> bool:
         """
@@ -250,9 +263,10 @@ class Store:
             Remove a reader for good, and return whether it was registered. Entries that only this reader still needed
             are trimmed. If it was the last durable reader, all entries are trimmed.
         """
+        check_name('stream', stream)
         client = self._enter()
         self._streams.leave(stream, reader)
-        return client.forget(stream, reader)
+        return client.enter().unregister_reader(stream, reader)
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         """
@@ -276,7 +290,8 @@ class Store:
             Give this store's next versions of a value numbers above ``version``, even if the server lost the value. A
             writer calls this after a restart. It sends nothing.
         """
-        self._enter(looks_around=False).set_start_version(name, version)
+        check_name('value', name)
+        self._enter(looks_around=False).server.versions.raise_to(name, version)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
         """
@@ -286,6 +301,7 @@ class Store:
             *below* ``newer_than`` also counts as newer. The same number counts as newer if another put made it. For
             that, ``newer_than`` must be a version that ``get`` or ``put`` returned.
         """
+        check_name('value', name)
         self._enter()
         return self._values.get(name, newer_than, timeout_s)
 
@@ -296,7 +312,9 @@ class Store:
             lost, an amount may be added twice, and counters are lost with the server's memory. Exact counts travel in
             entry headers.
         """
-        return self._enter().add(counter, amount)
+        check_name('counter', counter)
+        amount = operator.index(amount)  # accepts numpy integers
+        return self._server().add(counter, amount)
 
     def delete(self, name: str) -> bool:
         """
@@ -314,11 +332,12 @@ class Store:
 
     def info(self) -> StoreInfo:
         """Return what the store holds now."""
-        return self._enter().info()
+        return self._server().info()
 
     def stream_info(self, stream: str) -> Optional[StreamInfo]:
         """Return what one stream holds now, or None if there is no such stream."""
-        return self._enter().stream_info(stream)
+        check_name('stream', stream)
+        return self._server().stream_info(stream)
 
     def clear(self, last: Sequence[str] = ()) -> None:
         """Delete everything of this run, the names in ``last`` after all others."""
@@ -332,7 +351,7 @@ class Store:
         """
         client = self._enter(looks_around=False)
         self._is_over = True
-        known = client.info()
+        known = client.enter().info()
         _delete_all(known, client.delete, last)
         client.server.retire({*known.streams, *known.values, *known.counters})
 
@@ -348,7 +367,7 @@ class Store:
             return
         client = self.client
         client.close_for_writing()
-        with client.leaving():
+        with client.availability.leaving(LEAVE_S):
             are_entries_published = self._streams.finish(self._is_over)
             are_values_published = self._is_over or self._values.publish()
             client.close()
@@ -369,7 +388,7 @@ class Store:
             return 0
         try:
             orphans = self._cache.orphans()
-            streams = self.client.info().streams if orphans else {}
+            streams = self.client.enter().info().streams if orphans else {}
             done = [found.path for found in orphans if self._values.is_done(found) or _is_done(found, streams)]
             done += self._cache.dead_files() + self._streams.done()
             self._cache.remove(done)

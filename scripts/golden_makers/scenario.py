@@ -109,21 +109,21 @@ class Scenario:
 
     def planes(self) -> None:
         a, reader = self.store('host writer'), self.store('host reader')
-        reader.client.register_at('h', 'near', host='here')
+        reader.client.server.register_reader('h', 'near', host='here')
         for size in (1, 2, 3):
-            a.client.append_payload('h', Referenced(encode({'size': size}, arrays_of(size))))
-        assert [len(record.payload) for record in reader.client.read_records('h', OLDEST, 9, 0.0)][1:] == [48, 48]
-        reader.client.want('h')
+            a.client.append('h', Referenced(encode({'size': size}, arrays_of(size))))
+        assert [len(record.payload) for record in reader.client.read('h', OLDEST, 9, 0.0)][1:] == [48, 48]
+        reader.client.server.request_backfills('h')
         a.client.own_writer.check_stream('h', wait_s=1.0)
-        records = reader.client.read_records('h', OLDEST, 9, 0.0)
+        records = reader.client.read('h', OLDEST, 9, 0.0)
         assert reader.client.wait_for_backfill('h', records[-1], 1.0) is not None
-        reader.client.fate_of('h', records[1])
+        reader.client.server.read_backfill('h', records[1])
         for size in (5, 60):  # of the second one the payload comes in parts
-            a.client.append_payload('h', Referenced(encode({'size': size}, arrays_of(size))))
-        reader.client.register_at('h', 'far', host='')
-        reader.client.wait_for_transports({'h': 0}, 0.01)
-        a.client.append_payload('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
-        last = reader.client.read_records('h', OLDEST, 9, 0.0)[-2:]
+            a.client.append('h', Referenced(encode({'size': size}, arrays_of(size))))
+        reader.client.server.register_reader('h', 'far', host='')
+        reader.client.server.wait_for_transports({'h': 0}, 0.01)
+        a.client.append('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
+        last = reader.client.read('h', OLDEST, 9, 0.0)[-2:]
         reader.client.wait_for_backfill('h', last[0], 1.0)
         a.client.server._appends.backfill(
             Backfill('h', last[0].id.epoch, 5, 9, encode({}, {}))
@@ -139,8 +139,8 @@ class Scenario:
             Backfill('h', last[0].id.epoch, 5, 9, encode({}, arrays_of(60)))
         )  # of an entry that is gone
         reader.forget('h', 'far')
-        a.client.append_payload('h', Referenced(encode({}, {})))
-        a.client.append_payload('h', Referenced(encode({}, {})))
+        a.client.append('h', Referenced(encode({}, {})))
+        a.client.append('h', Referenced(encode({}, {})))
         reader.forget('h', 'near')
         a.close()
         reader.close()
@@ -206,19 +206,19 @@ class Scenario:
             a.client.server._values._run('put', 'w', 'token', 0, -1, b'list', missing, b'', 'putting', 99, '*')[0] == -1
         )
         reference = b'DGV\x01' + b'reference'.ljust(44, b'.')
-        a.client.put_version('slot', None, reference)
-        assert b.client.get_version('slot', 0).payload == b''
-        b.client.request_version('slot')
-        wanted = a.client.wait_for_requests({'slot': ''}, 0.01)
+        a.client.server.put('slot', None, reference)
+        assert b.client.get('slot').payload == b''
+        b.client.server.request_version('slot')
+        wanted = a.client.server.wait_for_requests({'slot': ''}, 0.01)
         assert a.client.server._values._run('fill_value', 'slot', 1, b'list', missing, '') == -1
-        assert a.client.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
-        assert b.client.get_version('slot', 1, or_filled=True).payload
-        assert not a.client.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
-        assert not a.client.backfill_version('slot', 9, encode_pieces({'filled': 1}, arrays_of(60)))
-        a.client.put_version('slot', None, reference)  # on its way, since it was wanted before
-        a.client.wait_for_requests(wanted, 0.01)
-        assert a.client.backfill_version('slot', 2, encode_pieces({'filled': 2}, arrays_of(60)))
-        b.client.request_version('nothing')
+        assert a.client.server.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
+        assert b.client.get('slot', 1, or_filled=True).payload
+        assert not a.client.server.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
+        assert not a.client.server.backfill_version('slot', 9, encode_pieces({'filled': 1}, arrays_of(60)))
+        a.client.server.put('slot', None, reference)  # on its way, since it was wanted before
+        a.client.server.wait_for_requests(wanted, 0.01)
+        assert a.client.server.backfill_version('slot', 2, encode_pieces({'filled': 2}, arrays_of(60)))
+        b.client.server.request_version('nothing')
         for name in ('w', 'large', 'slot', 'nothing'):
             a.delete(name)
         a.close()
@@ -270,7 +270,7 @@ class Scenario:
             redis.ask('XADD', 'ding:{golden/f/0}:planes', '1700000000000-0', 'foreign', '1')
             redis.ask('XADD', 'ding:{golden/f/0}:log', '1700000000000-0', 'foreign', '1')
         a.client.server.wait_for_capacity('f', 0, 0.01)
-        a.client.wait_for_transports({'f': 0}, 0.01)
+        a.client.server.wait_for_transports({'f': 0}, 0.01)
         a.append('f', {}, {})
         entries = a.read('f')
         assert len(entries) == 2
@@ -303,7 +303,7 @@ class Scenario:
             redis.ask('FLUSHALL')
         # Calls that make no stream of one that is gone.
         reader.ack('l', 'learner', entries[1].id)
-        reader.client.want('l')
+        reader.client.server.request_backfills('l')
         reader.forget('l', 'learner')
         a.client.server._appends.leave('l', 1)
         a.delete('l')

@@ -120,7 +120,7 @@ class Delivery(RuleBasedStateMachine):
     @rule(writer=writers)
     def idle_writer_looks(self, writer):
         self.lose_no_reply(self.stores[writer])
-        self.stores[writer]._writer.check(now=True)
+        self.stores[writer].client._writer.check(now=True)
 
     @invariant()
     def nothing_is_seen_twice_or_out_of_order(self):

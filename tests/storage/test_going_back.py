@@ -252,8 +252,8 @@ def test_going_back_counts_no_loss_for_a_restarted_reader(opened, aged, begins, 
     reader = Reader(opened(), STREAM, 'learner') if begins == 'before' else None
     aged.go_back()
     if begins == 'after all was announced':
-        stores[0].own_writer.check(now=True)
-        stores[1].own_writer.check(now=True)
+        stores[0].client.own_writer.check(now=True)
+        stores[1].client.own_writer.check(now=True)
     reader = reader or Reader(opened(), STREAM, 'learner')
     for number in range(40, 50):
         append(stores[number % 2], number)
@@ -429,10 +429,10 @@ def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
         aged.go_back()
         successor._values._start_backfilling = lambda: None  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
-        far.client.request_version('weights')
+        far.client.server.request_version('weights')
         former._values._own['weights'].backfill()
-        assert successor.client.get_version('weights', 0).payload == b''
-        assert not former.client.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
+        assert successor.client.get('weights').payload == b''
+        assert not former.client.server.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
         successor._values._own['weights'].backfill()
         for reader in (near, far):
             assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2

@@ -341,7 +341,7 @@ class TestWritersOnRedis:
             for number in range(10 * SILENT):
                 stores.append(self.open())
                 stores[-1].append(STREAM, {}, chunk(number))
-                stores[-1]._writer._stream_writers.clear()  # It says no more, as if it was killed.
+                stores[-1].client._writer._stream_writers.clear()  # It says no more, as if it was killed.
                 assert len(reader.read()) == 1
                 reader.ack()
             assert 0 < known_writers(self.client, self.run) <= 3 * SILENT

@@ -178,17 +178,17 @@ def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp
     monkeypatch.setattr(client_module, 'LEAVE_S', 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
     store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
-    look = store.client.get_version
+    look = store.client.get
 
     def look_at_none(*arguments):
         if threading.current_thread() is store._values._filler:
             forgetful_server.kill()
         return look(*arguments)
 
-    monkeypatch.setattr(store.client, 'get_version', look_at_none)
+    monkeypatch.setattr(store.client, 'get', look_at_none)
     with RedisStore(forgetful_server.url, 'run') as elsewhere:
         with elsewhere.nonblocking(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
-            elsewhere.client.request_version('weights')
+            elsewhere.client.server.request_version('weights')
         eventually(lambda: store.client.server._connection._waiting, 'it waits for the server')
     with ThreadPoolExecutor() as pool:
         pool.submit(store.close).result(WAIT_S)
@@ -299,7 +299,7 @@ def test_writer_closed_for_writing_resends_nothing(forgetful_server):
 def test_request_for_backfills_creates_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
         store.client.own_writer.check_stream('nothing')
-        store.client.want('nothing')
+        store.client.server.request_backfills('nothing')
         store.forget('nothing', 'reader')
         store.ack('nothing', 'reader', OLDEST)
         assert store.delete('nothing') is False

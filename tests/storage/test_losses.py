@@ -63,7 +63,7 @@ class Losses(RuleBasedStateMachine):
         self.commit(acks, num_held)
         for number in sorted(killed, reverse=True):
             if number < len(self.writers):
-                self.writers.pop(number)._writer._stream_writers.clear()
+                self.writers.pop(number).client._writer._stream_writers.clear()
         self.store.lose_memory()
 
     @rule()

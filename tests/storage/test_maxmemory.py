@@ -97,10 +97,10 @@ def test_parts_of_a_value_that_is_refused_take_no_memory(forgetful_server, clien
 
         def publish(number):
             if is_fill:
-                return store.client.backfill_version('v', version, encode_pieces({}, weights(number)))
+                return store.client.server.backfill_version('v', version, encode_pieces({}, weights(number)))
             return store.put('v', {}, weights(number))
 
-        version = store.client.put_version('v', None, b'a reference') if is_fill else 0
+        version = store.client.server.put('v', None, b'a reference') if is_fill else 0
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000)
         for _ in range(2):
             with pytest.raises(ServerFull):
@@ -168,7 +168,7 @@ def test_script_runs_after_a_command_that_fails(forgetful_server, client):
 
 def test_value_readable_on_one_host_is_requested_at_maxmemory(forgetful_server, client):
     with RedisStore(forgetful_server.url, 'run') as store:
-        store.client.put_version('weights', None, b'a reference')
+        store.client.server.put('weights', None, b'a reference')
         client.config_set('maxmemory', 1)
-        store.client.request_version('weights')
-        assert store.client.wait_for_requests({'weights': ''}, 0.0)['weights']
+        store.client.server.request_version('weights')
+        assert store.client.server.wait_for_requests({'weights': ''}, 0.0)['weights']

@@ -340,24 +340,24 @@ def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monke
 def test_wait_for_a_backfill_continues_at_maxmemory(forgetful_server):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         place = store.append('s', {}, chunk(0))
-        (record,) = store.client.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read('s', OLDEST, 1, 0.0)
         client.config_set('maxmemory', 1)
-        assert store.client.fate_of('s', record) == WAITING
+        assert store.client.server.read_backfill('s', record).fate == WAITING
         assert store.client.wait_for_backfill('s', record, 0.01) is None
         client.config_set('maxmemory', 0)
         store.register('s', 'r')
         store.ack('s', 'r', place)
-        assert store.client.fate_of('s', record) == GONE
+        assert store.client.server.read_backfill('s', record).fate == GONE
 
 
 def test_backfill_with_a_damaged_place_is_refused_by_entry(redis_server):
     with redis_server.client() as client, RedisStore(redis_server.url, 'no-place') as store:
         store.append('s', {}, chunk(0))
-        (record,) = store.client.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read('s', OLDEST, 1, 0.0)
         client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
         for call in (
             lambda: store.client.wait_for_backfill('s', record, 0.0),
-            lambda: store.client.fate_of('s', record),
+            lambda: store.client.server.read_backfill('s', record).fate,
         ):
             with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
                 call()
@@ -383,7 +383,7 @@ def test_store_is_pickled_as_its_address(redis_server):
             twin.append('s', {}, chunk(2))
         assert [entry.sequence for entry in store.read('s')] == [1, 1]
     # Nothing is connected before it is used.
-    assert copied(store).server._connection._session is None
+    assert copied(store).client.server._connection._session is None
 
 
 def _append_in_child(store, queue):

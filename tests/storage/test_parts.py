@@ -284,7 +284,7 @@ def test_place_without_memory_for_it_is_refused_by_name(store, forgetful_server,
     else:
         client.set('ding:{lie}:0', 'short')
         for key in ('ding:{missing}:', 'ding:{lie}:'):
-            store.client.append_payload(STREAM, Payload(parts.Parted(key, 1 << 20, 2_000_000_000).pack()))
+            store.client.append(STREAM, Payload(parts.Parted(key, 1 << 20, 2_000_000_000).pack()))
     store.append(STREAM, {}, chunk(9))
     store.put('weights', {}, {'x': np.zeros(size, np.uint8)})
     command = [sys.executable, '-c', READ_WITH_LITTLE_MEMORY, forgetful_server.url]
@@ -327,7 +327,7 @@ def test_put_that_is_refused_leaves_no_parts(store, client):
 def test_backfill_of_a_replaced_version_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
-    assert not store.client.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
+    assert not store.client.server.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
     assert sorted(client.keys('*:part:*')) == kept
     assert number_of(store.get('weights')) == 1
 

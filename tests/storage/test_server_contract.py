@@ -140,7 +140,7 @@ def test_append_to_a_full_stream_is_refused_until_an_ack(server, append):
     assert refused.status == FULL
     assert server.wait_for_capacity('s', refused.freed, 0.01) is None
     server.ack('s', 'r', EntryId(first.epoch, 1))
-    freed = server.wait_for_capacity('s', refused.freed, WAIT_S)
+    freed = server.wait_for_capacity('s', refused.freed, 4.0)
     assert freed[1:] == (first.epoch, 1, first.chain)
     assert append(3, **limit).status == OK
 
@@ -265,9 +265,9 @@ class TestReferences:
 
     def test_reference_is_wanted_once_another_host_reads(self, server):
         assert self.refer(1).status == OK
-        server.wait_for_transports({'s': 0}, WAIT_S)
+        server.wait_for_transports({'s': 0}, 4.0)
         server.register_reader('s', 'far')
-        server.wait_for_transports({'s': 1}, WAIT_S)
+        server.wait_for_transports({'s': 1}, 4.0)
         refused = self.refer(2)
         assert (refused.status, refused.transport, refused.host, refused.wanted) == (PLANE, 2, '', 1)
         assert self.append(2).status == OK
@@ -285,7 +285,7 @@ class TestReferences:
         assert (waiting.payload, waiting.fate) == (None, WAITING)
         for sequence in (1, 2, 1):  # there is no second one, and a repetition does no harm
             server.backfill(Backfill('s', place.epoch, sequence, 9, PAYLOAD))
-        assert server.wait_for_capacity('s', waiting.freed, WAIT_S) is not None
+        assert server.wait_for_capacity('s', waiting.freed, 4.0) is not None
         filled = server.read_backfill('s', entry, fetch_own)
         assert (bytes(filled.payload), filled.fate) == (PAYLOAD, FILLED)
         server.ack('s', 'near', entry.id)
@@ -339,7 +339,7 @@ def test_version_without_a_payload_is_filled_on_request(server, opened):
     assert server.get('v')[1:] == (b'', REFERENCE, False)
     asked = writer.wait_for_requests({'v': ''}, 0.01)
     server.request_version('v')
-    assert writer.wait_for_requests(asked, WAIT_S) != asked
+    assert writer.wait_for_requests(asked, 4.0) != asked
     assert server.get('v', newer_than=version, or_filled=True) is None or not server.get('v').payload
     assert not writer.backfill_version('v', 9, encode_pieces({}, {}))
     assert writer.backfill_version('v', version, encode_pieces({'filled': True}, {}))

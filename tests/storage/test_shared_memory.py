@@ -25,10 +25,10 @@ from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
 from ding_store.storage import open_store, protocol
 from ding_store.storage import store as store_module
-from ding_store.storage.client import Client
 from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.server import MemoryServer
 from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.options import HostOptions, RedisOptions
 from ding_store.storage.protocol import FreedCapacity
@@ -171,7 +171,7 @@ class Planes(MemoryDelivery):
 def run_planes(tmp_path, monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     # Nobody complains: the planes alone must see to it that everything arrives.
-    monkeypatch.setattr(Client, 'want', lambda self, stream: None)
+    monkeypatch.setattr(MemoryServer, 'request_backfills', lambda self, stream: None)
 
     def run(kind, **options):
         kind.directories = [str(tmp_path / 'a'), str(tmp_path / 'b')]
@@ -404,7 +404,7 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.on_freed(writer.client.server.wait_for_capacity('s', outbox.freed, WAIT_S))
+    assert outbox.on_freed(writer.client.server.wait_for_capacity('s', outbox.freed, 4.0))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
@@ -433,10 +433,10 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
             return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
 
         write('planes')
-        writer.client.wait_for_transports({'s': outbox.transport}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': outbox.transport}, 4.0)
         assert is_put_right('planes')
         write('room')
-        assert writer.client.server.wait_for_capacity('s', outbox.freed, WAIT_S) is None
+        assert writer.client.server.wait_for_capacity('s', outbox.freed, 4.0) is None
         assert is_put_right('room')
         if is_new:
             return
@@ -451,7 +451,7 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
         writer.client._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
-        writer.client.wait_for_transports({'s': told['planes']}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': told['planes']}, 4.0)
         told['planes'] += 1
         assert is_put_right('planes')
 
@@ -461,11 +461,11 @@ def test_foreign_news_of_an_unknown_stream_is_removed(opened, redis_server):
     with redis_server.client() as client:
         key = writer.client.server._keys.of('s', 'planes')
         client.xadd(key, {'h': 'x', 'i': 'y'})
-        writer.client.wait_for_transports({'s': 0}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': 0}, 4.0)
         assert not client.keys(f'*{writer.run}/s/0*')
 
 
-@pytest.mark.parametrize('what', ['append', '_enter'])
+@pytest.mark.parametrize('what', ['append', 'enter'])
 def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
@@ -611,14 +611,14 @@ def test_cache_directory_deleted_without_a_server_loses_nothing(opened, tmp_path
         writer.append('s', {}, chunk(number))
         writer.append('other', {}, chunk(number))
     shutil.rmtree(tmp_path / 'a')
-    register, errors = near.client.register_at, [StoreUnavailable('away')]
+    register, errors = near.client.server.register_reader, [StoreUnavailable('away')]
 
     def registering(*arguments):
         if errors:
             raise errors.pop()
         return register(*arguments)
 
-    monkeypatch.setattr(near.client, 'register_at', registering)
+    monkeypatch.setattr(near.client.server, 'register_reader', registering)
     with pytest.raises(StoreUnavailable):
         reader.read(timeout_s=WAIT_S)
     for one in (reader, other):
@@ -906,7 +906,7 @@ def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
 def test_patience_with_a_writer_exceeds_its_reconnect_timeout(opened):
     for reconnect_timeout_s, patience_s in ((60.0, protocol.PATIENCE_S), (600.0, 900.0)):
         store = opened(reconnect_timeout_s=reconnect_timeout_s)
-        assert store.client.patience_s == patience_s
+        assert store.client.server.patience_s == patience_s
 
 
 @pytest.fixture
@@ -928,20 +928,20 @@ def test_read_stops_before_entries_behind_a_memory_loss(silent, monkeypatch):
     """It comes again, before what was behind it; who passed it over would take it for a repetition."""
     far = silent.far
     far.append('s', {}, chunk(2))
-    records = far.client.read_records('s', silent.first.id, 64, 0.0)
+    records = far.client.read('s', silent.first.id, 64, 0.0)
     assert [is_reference(record.payload) for record in records] == [True, False]
 
     def told_before_it_was_lost(*arguments):
         far.lose_memory()
         return records
 
-    monkeypatch.setattr(far.client, 'read_records', told_before_it_was_lost)
+    monkeypatch.setattr(far.client, 'read', told_before_it_was_lost)
     assert far.read('s', silent.first.id) == []
 
 
 def test_time_without_a_server_does_not_count_against_writers(silent, monkeypatch):
     silent.now[0] += protocol.PATIENCE_S - 1
-    monkeypatch.setattr(Client, 'num_sessions', 1)
+    monkeypatch.setattr(protocol.Availability, 'num_sessions', 1)
     silent.now[0] += 2
     assert silent.far.read('s', silent.first.id) == []
     silent.now[0] += protocol.PATIENCE_S + 1
@@ -951,7 +951,7 @@ def test_time_without_a_server_does_not_count_against_writers(silent, monkeypatc
 def test_writer_is_given_up_despite_lost_connections(silent, monkeypatch):
     """As those do that a server closes because nobody has used them for a while."""
     for num_sessions in range(3 * transports.MAX_PATIENCES):
-        monkeypatch.setattr(Client, 'num_sessions', num_sessions)
+        monkeypatch.setattr(protocol.Availability, 'num_sessions', num_sessions)
         seen = silent.far.read('s', silent.first.id)
         if seen:
             break

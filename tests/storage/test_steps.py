@@ -12,12 +12,13 @@ import pytest
 from needs import IS_LONG
 from test_shared_memory import CarelessMemory, quiet
 
-from ding_store.storage.client import Client
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.memory.server import MemoryServer
 from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.options import HostOptions
 from ding_store.storage.protocol import WIRE
 from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.server import RedisServer
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings
 from ding_store.storage.shared_memory.mapped_files import PAGE
@@ -248,7 +249,8 @@ def _small_rings_and_no_complaints(monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     monkeypatch.setattr(rings, 'PATIENCE_S', 0.0)
     # Nobody complains: the planes alone must see to it that everything arrives.
-    monkeypatch.setattr(Client, 'want', lambda self, stream: None)
+    for kind in (MemoryServer, RedisServer):
+        monkeypatch.setattr(kind, 'request_backfills', lambda self, stream: None)
 
 
 def run(tmp_path, monkeypatch, num_runs, place, num_appends=60):

@@ -295,7 +295,7 @@ def test_versions_replaced_during_their_fetch_are_skipped(hosts, monkeypatch, ca
 
 
 def newest(store):
-    return value_parts.unpack(store.client.get_version(NAME, 0).payload).parts
+    return value_parts.unpack(store.client.get(NAME).payload).parts
 
 
 def test_random_changes_of_values_all_arrive(hosts, redis_server, monkeypatch):
@@ -320,7 +320,7 @@ def test_random_changes_of_values_all_arrive(hosts, redis_server, monkeypatch):
             assert all(np.array_equal(value.arrays[name], arrays[name]) for name in arrays)
         with redis_server.client() as client:
             left = len(client.keys(f'ding:{{{here.run}/{NAME}/*:part:*'))
-        assert left <= 2 * len(value_parts.unpack(second.client.get_version(NAME, 0).payload).parts)
+        assert left <= 2 * len(value_parts.unpack(second.client.get(NAME).payload).parts)
         assert second.delete(NAME)
     with redis_server.client() as client:
         assert client.keys(f'ding:{{{here.run}/{NAME}/*:part:*') == []

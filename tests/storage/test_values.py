@@ -75,9 +75,9 @@ def test_backfill_that_fails_is_logged_once(redis_server, tmp_path, monkeypatch,
             raise StoreError('the server says no')
 
         refused.count = 0
-        monkeypatch.setattr(store.client, 'backfill_version', refused)
+        monkeypatch.setattr(store.client.server, 'backfill_version', refused)
         with open_store(redis_server.url, run, host_plane='off') as elsewhere:
-            elsewhere.client.request_version(NAME)
+            elsewhere.client.server.request_version(NAME)
             eventually(lambda: refused.count > 1, 'it is tried again')
             monkeypatch.undo()
             assert number_of(elsewhere.get(NAME, timeout_s=WAIT_S)) == 1
@@ -102,7 +102,7 @@ def opened(redis_server, tmp_path):
 
 def in_slot(store, name=NAME):
     """Whether the newest version is in a slot, and whether its payload is in the store as well."""
-    found = store.client.get_version(name, 0)
+    found = store.client.get(name)
     return bool(found.reference), bool(found.payload)
 
 
@@ -324,14 +324,14 @@ def test_writer_killed_during_a_put_leaves_a_whole_version(opened, monkeypatch, 
 
             slots.np.copyto = copy_half
         else:
-            put_version = store.client.put_version
+            put_version = store.client.server.put
 
             def put_or_die(*arguments):
                 if moment == 'after the announcement':
                     put_version(*arguments)
                 die()
 
-            store.client.put_version = put_or_die
+            store.client.server.put = put_or_die
         print('ready', file=pipe)
         store.put(NAME, {}, weights(4))
 
@@ -414,7 +414,7 @@ def test_put_refused_at_maxmemory_uses_no_slot(opened, monkeypatch):
         def no_memory(*arguments):
             raise ServerFull('on purpose')
 
-        patch.setattr(writer.client, 'put_version', no_memory)
+        patch.setattr(writer.client.server, 'put', no_memory)
         for _ in range(20):
             with pytest.raises(ServerFull):
                 writer.put(NAME, {}, weights(9))
@@ -605,7 +605,7 @@ class TwoHosts(RuleBasedStateMachine):
     @property
     def home(self):
         """The host that has the file of the newest version; None if it was removed, or there is none."""
-        found = self.memory.get_version(NAME, 0)
+        found = self.memory.client.get(NAME)
         name = f'{shared_values.SlotReference.unpack(found.reference).file}.slots' if found.reference else ''
         hosts = [host for host in 'ab' if list(pathlib.Path(self.directory, host).rglob(name or 'none'))]
         return hosts[0] if hosts else None
@@ -664,7 +664,7 @@ def lenient(lease):
 def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, monkeypatch, is_done):
     """Whether the server has had them is asked; else, with all slots in doubt, everything would go over the wire."""
     with open_store(redis_server.url, f'doubt-{is_done}', host_cache_dir=str(tmp_path)) as store:
-        put = store.client.put_version
+        put = store.client.server.put
 
         def lost(*arguments):
             if is_done:
@@ -673,27 +673,27 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
 
         store.put('w', {'number': -1}, {'x': np.full(1 << 16, -1)})
         for number in range(12):
-            monkeypatch.setattr(store.client, 'put_version', lost)
+            monkeypatch.setattr(store.client.server, 'put', lost)
             with pytest.raises(StoreUnavailable):
                 store.put('w', {'number': number}, {'x': np.full(1 << 16, number)})
             found = store.get('w')
             assert found.header['number'] == (number if is_done else -1)
             assert (found.arrays['x'] == found.header['number']).all()
-        monkeypatch.setattr(store.client, 'put_version', put)
+        monkeypatch.setattr(store.client.server, 'put', put)
         store.put('w', {'number': 12}, {'x': np.full(1 << 16, 12)})
         assert store.get('w').header == {'number': 12}
-        assert store.client.get_version('w', 0).reference
+        assert store.client.get('w').reference
 
 
 def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeypatch):
     writer = opened()
-    put = writer.client.put_version
+    put = writer.client.server.put
 
     def lost(*arguments):
         put(*arguments)
         raise StoreUnavailable('its reply is lost')
 
-    monkeypatch.setattr(writer.client, 'put_version', lost)
+    monkeypatch.setattr(writer.client.server, 'put', lost)
     with pytest.raises(StoreUnavailable):
         writer.put(NAME, {}, weights(1))
     assert number_of(opened('b').get(NAME, timeout_s=WAIT_S)) == 1
@@ -702,14 +702,14 @@ def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeyp
 @pytest.mark.parametrize('error', [StoreUnavailable('its reply is lost'), KeyboardInterrupt()])
 def test_closed_writer_leaves_a_version_without_a_reply_to_all(opened, tmp_path, monkeypatch, error):
     writer = opened()
-    put = writer.client.put_version
+    put = writer.client.server.put
     writer.put(NAME, {}, weights(1))
 
     def lost(*arguments):
         put(*arguments)
         raise error
 
-    monkeypatch.setattr(writer.client, 'put_version', lost)
+    monkeypatch.setattr(writer.client.server, 'put', lost)
     with pytest.raises(type(error)):
         writer.put(NAME, {}, weights(2))
     assert in_slot(writer) == (True, False)

@@ -46,9 +46,10 @@ class MemoryStore(Store):
         refuse_rest('memory', options, STORE_OPTIONS)
         super().__init__(run, lambda writer: MemoryServer(memory, run, writer), streams, host)
 
-    def another(self, **options: Any) -> MemoryStore:
+    def another(self, host: Optional[HostOptions] = None, **options: Any) -> MemoryStore:
         """Open a second store on the same memory, with its own writer, as another process would."""
-        return MemoryStore(self.address, self.run, self._memory, self._host_options, **{**self._options, **options})
+        options = {**self._options, **options}
+        return MemoryStore(self.address, self.run, self._memory, host or self._host_options, **options)
 
     def snapshot(self) -> State:
         """Return what a server's disk would hold now, for tests."""

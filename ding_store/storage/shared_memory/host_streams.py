@@ -151,7 +151,7 @@ class HostStreams:
 
     def _ask_for_acks(self, stream: str, wait_s: float) -> None:
         """Ask which entries are acked. If the server is away, do not wait: the append waits, and keeps its entry."""
-        with suppress(StoreUnavailable), self._client.nonblocking():
+        with suppress(StoreUnavailable), self._client.availability.nonblocking():
             self._client.own_writer.ask_for_acks(stream, wait_s)
 
     def _start_keeper(self) -> None:
@@ -170,7 +170,7 @@ class HostStreams:
                 known = writer.transports(list(self._rings))
                 if not known:  # all were deleted
                     self._closed.wait(min(1.0, writer.check_every_s))
-                self._client.wait_for_transports(known, writer.check_every_s)
+                self._client.enter().wait_for_transports(known, writer.check_every_s)
                 for stream in known:
                     writer.check_stream(stream, wait_s=1.0)
             except StoreClosed:
@@ -186,7 +186,7 @@ class HostStreams:
         return self._resolver.read(stream, after, max_entries, timeout_s)
 
     def register(self, stream: str, reader: str, durable: bool, start: str) -> EntryId:
-        place = self._client.register_at(stream, reader, durable, start, self.host)
+        place = self._client.enter().register_reader(stream, reader, durable, start, self.host)
         if self._copies is not None and self.host:
             with self._lock:
                 self._readers.setdefault(stream, set()).add((reader, durable))
@@ -252,14 +252,14 @@ class HostStreams:
                 self._copies.close()
         if self._is_blind:
             self._say_blind()
-        self._client.want(stream)
+        self._client.enter().request_backfills(stream)
 
     def _say_blind(self) -> None:
         """Register this host's readers again, without a host. Repeat it if the server was away at the first try."""
         with self._lock:
             readers = [(stream, *one) for stream, known in self._readers.items() for one in known]
         for stream, reader, durable in readers:
-            self._client.register_at(stream, reader, durable)
+            self._client.enter().register_reader(stream, reader, durable)
             with self._lock:
                 self._readers[stream] = self._readers.get(stream, set()) - {(reader, durable)}
 

@@ -62,16 +62,16 @@ class HostValues:
         check_name('value', name)
         is_large = sum(array.nbytes for array in arrays.values() if hasattr(array, 'nbytes')) >= SLOTS_FROM_BYTES
         payload = encode_pieces(header, arrays)
-        if self._cache is None or not is_large:
-            return self._client.put_version(name, payload, b'', expected_version)
         self._client.check_size(f'value {name!r}', payload.num_bytes)  # It may have to go through Redis later.
+        if self._cache is None or not is_large:
+            return self._client.enter().put(name, payload, b'', expected_version)
         slots = self._slots(name, self._cache)
         self._start_backfilling()  # Started first: a put without a reply may be announced all the same.
         version = slots.put(
-            payload, lambda reference: self._client.put_version(name, None, reference, expected_version)
+            payload, lambda reference: self._client.enter().put(name, None, reference, expected_version)
         )
         if version is None:
-            return self._client.put_version(name, payload, b'', expected_version)
+            return self._client.enter().put(name, payload, b'', expected_version)
         return version
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
@@ -98,7 +98,7 @@ class HostValues:
         """Return whether an exited writer's file can go. False if the server lacks the value: it may reappear."""
         if not found.note.get('value'):
             return False
-        newest = self._client.get_version(found.note['value'], 0)
+        newest = self._client.get(found.note['value'])
         if newest is None:
             return False
         is_there = newest.reference and SlotReference.unpack(newest.reference).file in found.path
@@ -150,7 +150,7 @@ class HostValues:
                 if not known:  # All were deleted. Redis refuses a wait for no stream.
                     self._closed.wait(1.0)
                     continue
-                wanted = self._client.wait_for_requests(known, self._client.own_writer.check_every_s)
+                wanted = self._client.enter().wait_for_requests(known, self._client.check_every_s)
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
                     if slots is not None:  # not deleted meanwhile

@@ -98,7 +98,7 @@ class Resolver:
         self._client = client
         self._fetch = fetch
         self._follow = follow
-        self._complain = complain or (lambda stream, record: client.want(stream))
+        self._complain = complain or (lambda stream, record: client.enter().request_backfills(stream))
         self._asked: Dict[Tuple[str, str], Asked] = {}  # by stream and writer
         self._max_asked = SPARE_ASKED  # at this many, remove those that are no longer needed
 
@@ -108,7 +108,7 @@ class Resolver:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            records = self._client.read_records(stream, after, max_entries, left, self._fetch)
+            records = self._client.read(stream, after, max_entries, left, self._fetch)
             entries = self._entries(stream, records, deadline)
             if entries or time.monotonic() >= deadline:
                 return entries
@@ -124,7 +124,7 @@ class Resolver:
             if entry is not None:
                 is_first = False
                 yield entry
-            elif not is_first or self._client.fate_of(stream, record) != GONE:
+            elif not is_first or self._fate_of(stream, record) != GONE:
                 return
 
     def _entry(self, stream: str, record: StoredEntry) -> Optional[Entry]:
@@ -136,24 +136,27 @@ class Resolver:
 
     def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
         since = self._asked_since(stream, record)
-        until = min(deadline, since + self._client.patience_s)
+        until = min(deadline, since + self._client.server.patience_s)
         payload = self._client.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
             self._note_backfill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
+    def _fate_of(self, stream: str, record: StoredEntry) -> str:
+        return self._client.enter().read_backfill(stream, record).fate
+
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
         """Return when the entry was requested from its writer. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
-        num_sessions = self._client.num_sessions
+        num_sessions = self._client.availability.num_sessions
         since = begun = time.monotonic()
         if asked is not None and asked.is_of(record.id):
             if asked.num_sessions == num_sessions:
                 return asked.since
             begun = asked.begun
-            since = min(since, begun + (MAX_PATIENCES - 1) * self._client.patience_s)
-        if self._client.fate_of(stream, record) == WAITING:
+            since = min(since, begun + (MAX_PATIENCES - 1) * self._client.server.patience_s)
+        if self._fate_of(stream, record) == WAITING:
             asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
@@ -163,7 +166,7 @@ class Resolver:
 
     def _forget_gone(self) -> None:
         """Remove requests whose stream ended or has another epoch, or whose writer the server dropped."""
-        infos = {stream: self._client.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
+        infos = {stream: self._client.enter().stream_info(stream) for stream in {stream for stream, _ in self._asked}}
         for (stream, writer), asked in list(self._asked.items()):
             info = infos.get(stream)
             if info is None or asked.epoch != info.epoch or writer not in info.writers:
@@ -172,7 +175,7 @@ class Resolver:
 
     def _newest_of(self, stream: str, record: StoredEntry) -> int:
         """Return the number of the writer's newest entry. Any later entry shows that the writer is running."""
-        info = self._client.stream_info(stream)
+        info = self._client.enter().stream_info(stream)
         if info is None or info.epoch != record.id.epoch:
             return record.id.number
         return max(record.id.number, info.numbers.get(record.writer, 0))
@@ -184,10 +187,10 @@ class Resolver:
             self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
 
     def _is_lost(self, stream: str, record: StoredEntry) -> bool:
-        found = self._client.fate_of(stream, record)
+        found = self._fate_of(stream, record)
         # Request again: the server may have been away since.
         return found == LOST or (
-            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._client.patience_s
+            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._client.server.patience_s
         )
 
     def _lost(self, stream: str, record: StoredEntry) -> Entry:

@@ -41,7 +41,7 @@ def fetch_payload(client: Client, name: str, listed: PartList) -> Optional[Buffe
         raise NotEnoughSpace(
             f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them. Give it more.'
         ) from e
-    return payload.toreadonly() if client.fetch_parts(name, _targets(listed, payload)) else None
+    return payload.toreadonly() if client.enter().fetch_parts(name, _targets(listed, payload)) else None
 
 
 class HostCopies:
@@ -133,7 +133,7 @@ class HostCopies:
                 else:
                     missing.append((part, target))
             content[listed.num_bytes :] = trailer
-            return self._client.fetch_parts(name, missing, moved)
+            return self._client.enter().fetch_parts(name, missing, moved)
 
         return slots.fill(listed.stamp, listed.num_bytes + len(trailer), write)
 

@@ -60,7 +60,7 @@ class ValueResolver:
         known, missed, num_tries = newer_than, (0, '', False), 0
         while True:
             left = max(0.0, deadline - time.monotonic())
-            found = self._client.get_version(name, known, left, or_filled=known != newer_than)
+            found = self._client.get(name, known, left, or_filled=known != newer_than)
             if found is None and known != newer_than:
                 raise PayloadLost(_lost(name, known))
             if found is None or not found.version.is_of_another_put(newer_than):
@@ -112,7 +112,7 @@ class ValueResolver:
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
             if not is_coming:
-                self._client.request_version(name)
+                self._client.enter().request_version(name)
         return until
 
 
