@@ -39,9 +39,9 @@ from ding_store.errors import StoreError
 from ding_store.parent_death import end_with
 from ding_store.storage import Reader
 from ding_store.storage.embedded.binary import find_server
+from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory.cache_root import root_in
-from ding_store.storage.shared_memory.host_cache import HostCache
 
 NEAR, FAR = 'near', 'far'  # directories of host caches
 PATIENCE_S = 15.0  # wait for a payload that only a killed writer had (the default outlasts most runs)
@@ -129,12 +129,15 @@ def free_ports() -> Tuple[int, int]:
         return one.getsockname()[1], other.getsockname()[1]
 
 
-def opened(options: argparse.Namespace, host: str) -> HostCache:
+def opened(options: argparse.Namespace, host: str) -> RedisStore:
     # A small limit: a reader that is away fills the stream, and writers wait.
     waits: Dict[str, Any] = {'check_every_s': 1.0, 'connect_timeout_s': HANG_S}
-    store = RedisStore(f'unix://{options.directory}/redis.sock', 'chaos', max_pending_bytes=8 << 20, **waits)
     (options.directory / host).mkdir(exist_ok=True)
-    return HostCache(store, str(options.directory / host), patience_s=PATIENCE_S)
+    cache = HostOptions(host_cache_dir=str(options.directory / host))
+    url = f'unix://{options.directory}/redis.sock'
+    store = RedisStore(url, 'chaos', host=cache, max_pending_bytes=8 << 20, **waits)
+    store.client.server.patience_s = PATIENCE_S
+    return store
 
 
 def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> None:

@@ -29,10 +29,10 @@ from ding_store.buffer import StoreBuffer
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.ingest_plan import Replay
 from ding_store.storage import Reader, open_store
-from ding_store.storage.base import Store
 from ding_store.storage.embedded.private_server import running, stop_server
-from ding_store.storage.exactly_once.outbox import MAX_SILENT_WRITERS
 from ding_store.storage.exactly_once.reader import MAX_CARRIED
+from ding_store.storage.protocol import MAX_SILENT_WRITERS
+from ding_store.storage.store import Store
 
 STREAM = 'experience'
 #: How long a process with writers may take.

@@ -198,8 +198,9 @@ def watch(learner: Learner, store: Store, writers: Sequence[Any], samples: List[
 
 
 def server_bytes(store: Any) -> int:
-    inner = getattr(store, 'store', store)
-    return int(inner._connection.call('info', lambda session: session.client.info('memory')['used_memory']))
+    return int(
+        store.client.server._connection.call('info', lambda session: session.client.info('memory')['used_memory'])
+    )
 
 
 def rss_bytes(pid: int) -> int:

@@ -63,9 +63,11 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'base'},
         {'encoding'},
         {'options'},
+        {'protocol'},
         {'urls', 'exactly_once'},
+        {'client'},
         {'shared_memory'},
-        {'memory_log'},
+        {'store'},
         {'memory', 'redis', 'embedded'},
     ],
     'ding_store.buffer': [

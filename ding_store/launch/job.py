@@ -30,7 +30,7 @@ from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.members import Members, launch
 from ding_store.middleware.run_session import RunSession
-from ding_store.storage.base import Store
+from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The

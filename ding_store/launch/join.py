@@ -20,7 +20,8 @@ from ding_store.middleware.ending import end_of, silence_s
 from ding_store.middleware.members import STREAM, Members, launch
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import SLICE_S
-from ding_store.storage.base import Store, StreamInfo
+from ding_store.storage.base import StreamInfo
+from ding_store.storage.store import Store
 
 
 def join(

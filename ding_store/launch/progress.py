@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from ding_store.errors import StoreError
 from ding_store.launch.printing import print_to, printable
 from ding_store.middleware.members import Member, Members
-from ding_store.storage.base import Store
+from ding_store.storage.store import Store
 
 
 @dataclass

@@ -9,8 +9,8 @@ from typing import List, Sequence
 from ding_store.errors import VersionConflict
 from ding_store.middleware.claim import SINGLE_ROLES
 from ding_store.middleware.members import Members
-from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
+from ding_store.storage.store import Store
 
 #: First node id of each role in DI-engine's examples.
 FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}

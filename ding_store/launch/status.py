@@ -17,8 +17,8 @@ from ding_store.launch.progress import Figures
 from ding_store.middleware.ending import end_of
 from ding_store.middleware.members import Member, Members
 from ding_store.middleware.run_session import RunSession
-from ding_store.storage.base import Store
 from ding_store.storage.embedded.private_server import running
+from ding_store.storage.store import Store
 from ding_store.storage.urls import directory_of, root_of
 
 RATE_S = 1.0

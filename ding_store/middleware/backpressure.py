@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from ding_store.middleware.foreign import fields_of, is_count, is_number
-from ding_store.storage.base import EntryId, Header, Store, Value
+from ding_store.storage.base import EntryId, Header, Value
+from ding_store.storage.store import Store
 
 #: A value that the learner writes once per iteration: ``ingested``, the last entry that it read, and its counts.
 PROGRESS = 'progress'

@@ -12,8 +12,9 @@ from ding_store.buffer.table.narrowing import candidates, narrowed_columns, wide
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
-from ding_store.storage.base import Entry, EntryId, Store, Value
+from ding_store.storage.base import Entry, EntryId, Value
 from ding_store.storage.encoding.framing import corrupt_entry
+from ding_store.storage.store import Store
 
 #: Name of the value that holds a stream's schema. The first append sets it, and every other append is checked.
 SCHEMA_VALUE = 'schema/{stream}'

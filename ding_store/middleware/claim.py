@@ -13,8 +13,8 @@ from ding_store.middleware.ending import end_of
 from ding_store.middleware.foreign import fields_of, is_count, is_text
 from ding_store.middleware.members import STREAM as REPORTS
 from ding_store.middleware.members import Member, Members, launch, pid_space
-from ding_store.storage.base import Store
 from ding_store.storage.embedded.supervisor.clients import birth_of, is_gone
+from ding_store.storage.store import Store
 
 #: What a launch runs: ``script`` is its name, ``config`` the value of its option ``--config``. Empty: unknown.
 Identity = Mapping[str, Optional[str]]

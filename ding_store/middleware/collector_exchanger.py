@@ -21,7 +21,8 @@ from ding_store.middleware.exchanger import STREAM, Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.members import Members
 from ding_store.middleware.run_session import RunSession
-from ding_store.storage.base import EntryId, Store
+from ding_store.storage.base import EntryId
+from ding_store.storage.store import Store
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -10,8 +10,9 @@ from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.middleware.pickled_chunks import OFFSETS, is_pickled
-from ding_store.storage.base import Entry, EntryId, Store
+from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.store import Store
 
 if TYPE_CHECKING:
     from ding_store.middleware.ingest_plan import Replay

@@ -13,7 +13,8 @@ from ding_store.errors import CorruptPayload, VersionConflict
 from ding_store.middleware.foreign import fields_of, is_count, is_text
 from ding_store.middleware.members import Members
 from ding_store.middleware.waiting import SLICE_S
-from ding_store.storage.base import Header, Store
+from ding_store.storage.base import Header
+from ding_store.storage.store import Store
 
 FINISH, RETIRE = 'finish', 'retire'
 #: A process that clears a run waits a few seconds for its members. After this time it counts as killed.

@@ -17,7 +17,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.errors import CorruptPayload
 from ding_store.middleware.last_checkpoint import wait_until_saved
-from ding_store.storage.base import OLDEST, Entry, EntryId, Store
+from ding_store.storage.base import OLDEST, Entry, EntryId
+from ding_store.storage.store import Store
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from ding_store.middleware.members import (
 )
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
-from ding_store.storage.base import Store
+from ding_store.storage.store import Store
 
 if TYPE_CHECKING:
     from ding_store.buffer.store_buffer import StoreBuffer

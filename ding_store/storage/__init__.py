@@ -18,15 +18,14 @@ from ding_store.storage.base import (
     Entry,
     EntryId,
     Header,
-    Store,
     StoreInfo,
     StreamInfo,
     Value,
 )
+from ding_store.storage.urls import scheme_of as _scheme_of
 
 if TYPE_CHECKING:
-    from ding_store.storage.shared_memory.transports import TransportStore
-from ding_store.storage.urls import scheme_of as _scheme_of
+    from ding_store.storage.store import Store
 
 __all__ = [
     'OLDEST',
@@ -45,12 +44,14 @@ __all__ = [
 
 #: scheme -> "module:Class"
 BACKENDS: Dict[str, str] = {
-    'memory': 'ding_store.storage.memory:MemoryStore',
+    'memory': 'ding_store.storage.memory.store:MemoryStore',
     'embedded': 'ding_store.storage.redis.store:RedisStore',
     'redis': 'ding_store.storage.redis.store:RedisStore',
     'rediss': 'ding_store.storage.redis.store:RedisStore',
     'unix': 'ding_store.storage.redis.store:RedisStore',
 }
+#: name -> its module, which is imported when it is first used
+_LAZY = {'Reader': 'ding_store.storage.exactly_once.reader', 'Store': 'ding_store.storage.store'}
 _HOST_AND_PORT = re.compile(r'[A-Za-z0-9.-]+(:\d{1,5})?(/\d+)?')
 _PLANNED = ('redis+sentinel', 'redis+cluster')
 
@@ -79,25 +80,17 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
     backend = getattr(_import(module, url), name)
     if scheme == 'memory':
         store: Store = backend(url, run, **options)
-        return store
-    return _on_this_host(backend, url, run, options)
+    else:
+        from ding_store.storage.options import host_options
+
+        store = backend(url, run, host=host_options(options), **options)
+    return store
 
 
 def __getattr__(name: str) -> Any:
-    if name == 'Reader':
-        return importlib.import_module('ding_store.storage.exactly_once.reader').Reader
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-
-
-def _on_this_host(backend: Any, url: str, run: str, options: Dict[str, Any]) -> Store:
-    from ding_store.storage.options import host_options
-    from ding_store.storage.shared_memory.host_cache import HostCache
-
-    wanted = host_options(options)
-    store: TransportStore = backend(url, run, **options)
-    if wanted.host_plane == 'off':
-        return store
-    return HostCache(store, wanted.host_cache_dir, wanted.host_cache_bytes, checked=wanted.host_checksum)
 
 
 def _unknown_scheme(url: str, scheme: str) -> str:

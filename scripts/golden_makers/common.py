@@ -32,7 +32,7 @@ def binary() -> str:
 def small_parts() -> Iterator[None]:
     """Payloads go in parts from 1 KiB on instead of 128 KiB, and are compressed from 512 bytes on."""
     sizes = {
-        'redis.store.INLINE_BYTES': 1 << 10,
+        'redis.server.INLINE_BYTES': 1 << 10,
         'redis.values.INLINE_BYTES': 1 << 10,
         'encoding.compression.MIN_BYTES': 512,
         'encoding.compression._AUTO_BYTES': 512,
@@ -61,7 +61,7 @@ def fixed_names() -> Iterator[None]:
     def writer_id() -> str:
         return f'writer:{uuid4().hex[:8]}'
 
-    with mock.patch('uuid.uuid4', uuid4), mock.patch('ding_store.storage.redis.store.writer_id', writer_id):
+    with mock.patch('uuid.uuid4', uuid4), mock.patch('ding_store.storage.client.writer_id', writer_id):
         yield
 
 

@@ -14,7 +14,8 @@ from redis_server import RedisServer
 from ding_store.errors import StoreError, StoreTimeout, VersionConflict
 from ding_store.storage.base import OLDEST
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import AppendRequest, Backfill, Payload
+from ding_store.storage.exactly_once.outbox import Payload
+from ding_store.storage.protocol import AppendRequest, Backfill
 from ding_store.storage.redis.store import RedisStore
 from golden_makers.common import arrays_of, binary, fixed_names, small_parts, write_json
 from golden_makers.recorder import Recorder
@@ -35,7 +36,7 @@ class Scenario:
         self._server = server
 
     def store(self, writer: str, **options: Any) -> RedisStore:
-        with mock.patch('ding_store.storage.redis.store.writer_id', return_value=writer):
+        with mock.patch('ding_store.storage.client.writer_id', return_value=writer):
             return RedisStore(self._recorder.url, 'golden', check_every_s=5.0, **options)
 
     @contextmanager
@@ -57,7 +58,7 @@ class Scenario:
         reader.ack('s', 'learner', entries[0].id)
         reader.ack('s', 'watcher', entries[3].id)
         a.append('s', {'number': 3}, {})
-        a.own_writer.check_stream('s', wait_s=1.0)
+        a.client.own_writer.check_stream('s', wait_s=1.0)
         assert reader.put('cursor', {'at': 1}, {}) == 1
         reader.advance('s', 'learner', entries[2].id, 'cursor', {'at': 3})
         reader.flush()
@@ -98,9 +99,9 @@ class Scenario:
         entries = a.read('p')
         assert [entry.header['count'] for entry in entries] == [50, 80]
         a.ack('p', 'learner', entries[0].id)
-        state = a._appends.send_request(AppendRequest('p', entries[0].id.epoch, 0, 3))
+        state = a.client.server._appends.send_request(AppendRequest('p', entries[0].id.epoch, 0, 3))
         said = AppendRequest('p', state.epoch, 3, 3, admission=state.admission, listed=state.listed)
-        a._appends._append(said, b'', 2, 'ding:{golden/p/0}:not there', None)  # NO PARTS
+        a.client.server._appends._append(said, b'', 2, 'ding:{golden/p/0}:not there', None)  # NO PARTS
         with self.raw() as redis:
             redis.ask('EXISTS', *sorted(redis.ask('KEYS', 'ding:{golden/p/*part*')))
         a.delete('p')
@@ -108,34 +109,38 @@ class Scenario:
 
     def planes(self) -> None:
         a, reader = self.store('host writer'), self.store('host reader')
-        reader.register_at('h', 'near', host='here')
+        reader.client.server.register_reader('h', 'near', host='here')
         for size in (1, 2, 3):
-            a.append_payload('h', Referenced(encode({'size': size}, arrays_of(size))))
-        assert [len(record.payload) for record in reader.read_records('h', OLDEST, 9, 0.0)][1:] == [48, 48]
-        reader.want('h')
-        a.own_writer.check_stream('h', wait_s=1.0)
-        records = reader.read_records('h', OLDEST, 9, 0.0)
-        assert reader.wait_for_backfill('h', records[-1], 1.0) is not None
-        reader.fate_of('h', records[1])
+            a.client.append('h', Referenced(encode({'size': size}, arrays_of(size))))
+        assert [len(record.payload) for record in reader.client.read('h', OLDEST, 9, 0.0)][1:] == [48, 48]
+        reader.client.server.request_backfills('h')
+        a.client.own_writer.check_stream('h', wait_s=1.0)
+        records = reader.client.read('h', OLDEST, 9, 0.0)
+        assert reader.client.wait_for_backfill('h', records[-1], 1.0) is not None
+        reader.client.server.read_backfill('h', records[1])
         for size in (5, 60):  # of the second one the payload comes in parts
-            a.append_payload('h', Referenced(encode({'size': size}, arrays_of(size))))
-        reader.register_at('h', 'far', host='')
-        reader.wait_for_transports({'h': 0}, 0.01)
-        a.append_payload('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
-        last = reader.read_records('h', OLDEST, 9, 0.0)[-2:]
-        reader.wait_for_backfill('h', last[0], 1.0)
-        a._appends.backfill(Backfill('h', last[0].id.epoch, 5, 9, encode({}, {})))  # which is there already
-        a._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
+            a.client.append('h', Referenced(encode({'size': size}, arrays_of(size))))
+        reader.client.server.register_reader('h', 'far', host='')
+        reader.client.server.wait_for_transports({'h': 0}, 0.01)
+        a.client.append('h', Referenced(encode({'size': 5}, arrays_of(5))))  # refused: PLANE
+        last = reader.client.read('h', OLDEST, 9, 0.0)[-2:]
+        reader.client.wait_for_backfill('h', last[0], 1.0)
+        a.client.server._appends.backfill(
+            Backfill('h', last[0].id.epoch, 5, 9, encode({}, {}))
+        )  # which is there already
+        a.client.server._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
         missing = (last[0].id.epoch, 'host writer', 5, 9, 2, 'ding:{golden/h/0}:not there', b'place')
-        a._call('fill', lambda session: a._keys.run(session, 'fill', 'h', missing))  # its parts are missing
+        a.client.server._connection.call(
+            'fill', lambda session: a.client.server._keys.run(session, 'fill', 'h', missing)
+        )  # its parts are missing
         reader.ack('h', 'near', last[1].id)
         reader.ack('h', 'far', last[1].id)
-        a._appends.backfill(
+        a.client.server._appends.backfill(
             Backfill('h', last[0].id.epoch, 5, 9, encode({}, arrays_of(60)))
         )  # of an entry that is gone
         reader.forget('h', 'far')
-        a.append_payload('h', Referenced(encode({}, {})))
-        a.append_payload('h', Referenced(encode({}, {})))
+        a.client.append('h', Referenced(encode({}, {})))
+        a.client.append('h', Referenced(encode({}, {})))
         reader.forget('h', 'near')
         a.close()
         reader.close()
@@ -153,7 +158,7 @@ class Scenario:
         """Announcements that a writer makes when its connection was lost at some point."""
         a = self.store('announcing')
         a.register('v', 'learner')
-        send_request, payload = a._appends.send_request, encode({}, {})
+        send_request, payload = a.client.server._appends.send_request, encode({}, {})
 
         def say(sequence: int, **changes: Any) -> str:
             said = AppendRequest('v', state.epoch, sequence, 1, payload, size=len(payload), admission=state.admission)
@@ -173,9 +178,9 @@ class Scenario:
         assert say(4, max_pending_bytes=100) == 'FULL'
         assert say(4, epoch='another') == 'STALE'
         assert say(4, readers='learner\there\tlz4\nreturned\there\tlz4\n') == 'OK'
-        assert say(5, told='4:5') == 'STALE'  # it was told of more than there is: a new epoch
-        a._appends.leave('v', state.admission + 7)
-        a._appends.leave('v', state.admission)
+        assert say(5, last_reply='4:5') == 'STALE'  # by its last reply there is more: a new epoch
+        a.client.server._appends.leave('v', state.admission + 7)
+        a.client.server._appends.leave('v', state.admission)
         a.forget('v', 'learner')
         a.forget('v', 'returned')
         a.close()
@@ -197,21 +202,23 @@ class Scenario:
             assert found is not None
             assert found.header == {'count': count}
         missing = 'ding:{golden/w/0}:not there'
-        assert a._values._run('put', 'w', 'token', 0, -1, b'list', missing, b'', 'putting', 99, '*')[0] == -1
+        assert (
+            a.client.server._values._run('put', 'w', 'token', 0, -1, b'list', missing, b'', 'putting', 99, '*')[0] == -1
+        )
         reference = b'DGV\x01' + b'reference'.ljust(44, b'.')
-        a.put_version('slot', None, reference)
-        assert b.get_version('slot', 0).payload == b''
-        b.request_version('slot')
-        wanted = a.wait_for_requests({'slot': ''}, 0.01)
-        assert a._values._run('fill_value', 'slot', 1, b'list', missing, '') == -1
-        assert a.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
-        assert b.get_version('slot', 1, or_filled=True).payload
-        assert not a.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
-        assert not a.backfill_version('slot', 9, encode_pieces({'filled': 1}, arrays_of(60)))
-        a.put_version('slot', None, reference)  # on its way, since it was wanted before
-        a.wait_for_requests(wanted, 0.01)
-        assert a.backfill_version('slot', 2, encode_pieces({'filled': 2}, arrays_of(60)))
-        b.request_version('nothing')
+        a.client.server.put('slot', None, reference)
+        assert b.client.get('slot').payload == b''
+        b.client.server.request_version('slot')
+        wanted = a.client.server.wait_for_requests({'slot': ''}, 0.01)
+        assert a.client.server._values._run('fill_value', 'slot', 1, b'list', missing, '') == -1
+        assert a.client.server.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
+        assert b.client.get('slot', 1, or_filled=True).payload
+        assert not a.client.server.backfill_version('slot', 1, encode_pieces({'filled': 1}, {}))
+        assert not a.client.server.backfill_version('slot', 9, encode_pieces({'filled': 1}, arrays_of(60)))
+        a.client.server.put('slot', None, reference)  # on its way, since it was wanted before
+        a.client.server.wait_for_requests(wanted, 0.01)
+        assert a.client.server.backfill_version('slot', 2, encode_pieces({'filled': 2}, arrays_of(60)))
+        b.client.server.request_version('nothing')
         for name in ('w', 'large', 'slot', 'nothing'):
             a.delete(name)
         a.close()
@@ -262,8 +269,8 @@ class Scenario:
             redis.ask('XADD', 'ding:{golden/f/0}:room', '1700000000000-0', 'foreign', '1')
             redis.ask('XADD', 'ding:{golden/f/0}:planes', '1700000000000-0', 'foreign', '1')
             redis.ask('XADD', 'ding:{golden/f/0}:log', '1700000000000-0', 'foreign', '1')
-        a._wait_for_capacity('f', 0, 0.01)
-        a.wait_for_transports({'f': 0}, 0.01)
+        a.client.server.wait_for_capacity('f', 0, 0.01)
+        a.client.server.wait_for_transports({'f': 0}, 0.01)
         a.append('f', {}, {})
         entries = a.read('f')
         assert len(entries) == 2
@@ -283,7 +290,7 @@ class Scenario:
             a.append('l', {'number': number}, {})
         entries = reader.read('l')
         reader.ack('l', 'learner', entries[0].id)
-        a.own_writer.check_stream('l', wait_s=1.0)
+        a.client.own_writer.check_stream('l', wait_s=1.0)
         assert a.put('l', {}, {}) == 1
         assert a.put('l', {}, {}) == 2
         with self.raw() as redis:
@@ -296,9 +303,9 @@ class Scenario:
             redis.ask('FLUSHALL')
         # Calls that make no stream of one that is gone.
         reader.ack('l', 'learner', entries[1].id)
-        reader.want('l')
+        reader.client.server.request_backfills('l')
         reader.forget('l', 'learner')
-        a._appends.leave('l', 1)
+        a.client.server._appends.leave('l', 1)
         a.delete('l')
         a.close()
         reader.close()
@@ -312,7 +319,7 @@ class Scenario:
             kept = keys_of(redis, 'ding:{golden/o/0}*')
         a.append('o', {'number': 2}, {})
         entries = reader.read('o')
-        a._connection.close()  # as if it were killed
+        a.client.server._connection.close()  # as if it were killed
         for is_renewed in (True, False):
             with self.raw() as redis:
                 redis.ask('DEL', *{command[1] for command in kept})

@@ -85,7 +85,7 @@ def fill_host(url: str, work: Path, dump: Callable[[], None]) -> Dict[str, Any]:
                 expected[stream].append([sequence, {'number': sequence}, plain(arrays_of(20 * sequence))])
         # The first entry of a writer goes over the wire, since the writer does not know the readers yet.
         there.register('filled', 'elsewhere')
-        here.store.own_writer.check_stream('filled', wait_s=10.0)
+        here.client.own_writer.check_stream('filled', wait_s=10.0)
         here.put('weights', {'version': 1}, arrays_of(500))
         expected['value'] = [1, {'version': 1}, plain(arrays_of(500))]
         dump()

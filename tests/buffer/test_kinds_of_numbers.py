@@ -13,7 +13,7 @@ from test_durable import copy, images_at_lines, kill_at_line, put
 from ding_store.buffer import StoreBuffer
 from ding_store.errors import SchemaMismatch
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 
 #: Values, and what they are in the buffer.
 TENTH = float(np.float32(0.1))

@@ -44,7 +44,7 @@ from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
-from ding_store.storage.memory import MemoryStore  # noqa: E402
+from ding_store.storage.memory.store import MemoryStore  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('serial_task')
 

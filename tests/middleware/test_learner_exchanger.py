@@ -335,7 +335,7 @@ def test_chunks_dropped_while_held_are_not_pushed(redis_server, tmp_path):
     options = dict(max_pending_bytes=60_000, overflow='drop_oldest', host_cache_dir=str(tmp_path))
     with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as other:
         buffer_ = StoreBuffer(1000)
-        made = Learner(store.store, buffer_)
+        made = Learner(store, buffer_)
         learner = LearnerExchanger.__new__(LearnerExchanger)
         vars(learner).update(
             _consumer_offset=made._consumer_offset,
@@ -468,7 +468,7 @@ def test_resumed_learner_counts_chunks_lost_meanwhile(store, tmp_path):
     write_all([ChunkWriter(killed, STREAM)], range(6))
     made.take(4)
     buffer_.close()
-    killed._writer._stream_writers.clear()
+    killed.client._writer._stream_writers.clear()
     store.lose_memory()
     made, buffer_ = learner()
     for _ in range(3):
@@ -572,7 +572,7 @@ def test_resumed_learner_reads_entries_with_reused_numbers(store, tmp_path, has_
         assert note.pop('chain')
         buffer_.commit(note)
     buffer_.close()
-    killed._writer._stream_writers.clear()
+    killed.client._writer._stream_writers.clear()
     store._memory.go_back(before)
     write_all([ChunkWriter(other, STREAM)], range(10, 13))
     made, buffer_ = learner()

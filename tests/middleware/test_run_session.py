@@ -131,10 +131,10 @@ def test_member_that_left_resends_only_forgotten_data(forgetful_server):
             collector.store.append('experience', {}, {})
             collector.leave()
             forgetful_server.restart()
-            collector.store.own_writer.check(now=True)
+            collector.store.client.own_writer.check(now=True)
             assert sorted(store.info().streams) == ['experience', 'members']
             store.retire()
-            collector.store.own_writer.check(now=True)
+            collector.store.client.own_writer.check(now=True)
             assert store.info().streams == {}
 
 
@@ -151,7 +151,7 @@ def test_late_member_of_a_retired_run_adds_nothing_to_next(forgetful_server):
             within(lambda: not collector._thread.is_alive())
             store.register('experience', 'learner')
             beat = collector.member.beat
-            collector.store.own_writer.check(now=True)
+            collector.store.client.own_writer.check(now=True)
             collector.leave()
             assert collector.member.beat == beat + 1
         assert store.read('experience') == []

@@ -210,7 +210,7 @@ def test_nonblocking_call_does_not_wait_for_other_threads(own_server, tmp_path):
         for thread in others:
             thread.start()
         eventually(store._values._own['weights']._lock.locked, 'one waits for the server')
-        eventually(lambda: is_held(store.store._unanswered._lock), 'one waits for the server')
+        eventually(lambda: is_held(store.client.server._unanswered._lock), 'one waits for the server')
         begin, refused = monotonic(), 0
         with store.nonblocking():
             for call in (

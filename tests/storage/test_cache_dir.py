@@ -212,7 +212,7 @@ def test_cache_file_creation_does_not_wait_for_long(tmp_path, redis_server, monk
         def use(number):
             store.append('s', {}, chunk(number))
             store.put('weights', {}, {'x': np.full(100_000, number)})
-            return other.get('weights').arrays['x'][-1], bool(store.store.get_version('weights', 0).reference)
+            return other.get('weights').arrays['x'][-1], bool(store.client.get('weights').reference)
 
         with stopped_with_the_lock(tmp_path) as pid:
             assert [pool.submit(use, number).result(WAIT_S) for number in (1, 2)] == [(1, False), (2, False)]

@@ -16,9 +16,9 @@ from ding_store.storage.encoding import compression
 from ding_store.storage.encoding import framing as wire
 from ding_store.storage.encoding.checksum import checksum
 from ding_store.storage.encoding.compression import AUTO, CODECS, MIN_BYTES, Choice
+from ding_store.storage.options import HostOptions
+from ding_store.storage.protocol import StoredEntry
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.host_cache import HostCache
-from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 _RUNS = (f'compressed{number}' for number in itertools.count())
@@ -139,7 +139,8 @@ def test_host_plane_compresses_only_backfilled_payloads(codec, redis_server, tmp
     run, server = next(_RUNS), redis_server.url
 
     def opened(directory):
-        return HostCache(RedisStore(server, run, compression=codec, check_every_s=0.1), str(tmp_path / directory))
+        host = HostOptions(host_cache_dir=str(tmp_path / directory))
+        return RedisStore(server, run, host=host, compression=codec, check_every_s=0.1)
 
     with opened('here') as writer, opened('here') as near, opened('there') as far:
         reader = Reader(near, 's', 'near')
@@ -156,7 +157,7 @@ def test_host_plane_compresses_only_backfilled_payloads(codec, redis_server, tmp
             assert found
             entries += found
         np.testing.assert_array_equal(entries[1].arrays['obs'], FRAMES['obs'])
-        filled = far.store.wait_for_backfill('s', StoredEntry(second.id, second.writer, second.sequence, b''), WAIT_S)
+        filled = far.client.wait_for_backfill('s', StoredEntry(second.id, second.writer, second.sequence, b''), WAIT_S)
         assert len(filled) < FRAMES['obs'].nbytes / 2
         writer.clear()
 
@@ -164,8 +165,8 @@ def test_host_plane_compresses_only_backfilled_payloads(codec, redis_server, tmp
 def test_entry_above_the_ring_size_is_compressed_on_one_host(codec, redis_server, tmp_path):
     """Rings have room for a quarter more than the stream may hold; what is larger than that went over the wire."""
     limit = int(FRAMES['obs'].nbytes / 1.1)
-    store = RedisStore(redis_server.url, next(_RUNS), compression=codec, max_pending_bytes=limit)
-    with HostCache(store, str(tmp_path)) as store:
+    options = dict(host=HostOptions(host_cache_dir=str(tmp_path)), compression=codec, max_pending_bytes=limit)
+    with RedisStore(redis_server.url, next(_RUNS), **options) as store:
         reader = Reader(store, 's', 'near')
         store.append('s', {}, {})
         store.append('s', {}, {})

@@ -9,11 +9,11 @@ from redis_server import RedisServer, left_by_runs
 
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import seal
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.store import Memory, MemoryStore
+from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings, shared_values
-from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.shared_memory.mapped_files import PAGE
 from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.shared_memory.transports import is_reference, unpack
@@ -94,21 +94,12 @@ class TestMemoryStoreWithSharedMemory(TestMemoryStore):
 
     def open(self, **options):
         memory = LocalMemory()
-        store = HostCache(MemoryStore(memory=memory, **options), str(self.directory))
+        store = MemoryStore(memory=memory, host=HostOptions(host_cache_dir=str(self.directory)), **options)
         memory.host = store.host
         return store
 
-    def another(self, store, **options):
-        return HostCache(store.store.another(**options), str(self.directory))
-
-    def lose_memory(self, store):
-        store.store.lose_memory()
-
     def raw_log(self, store, stream):
-        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store.store, stream)]
-
-    def raw_damage(self, store, stream, number):
-        super().raw_damage(store.store, stream, number)
+        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]
 
 
 class TestRedisStore(StoreTests):
@@ -122,7 +113,7 @@ class TestRedisStore(StoreTests):
         return RedisStore(self.server.url, next(_RUNS), **options)
 
     def another(self, store: RedisStore, **options):
-        return RedisStore(self.server.url, store.run, **{**store.__reduce__()[1][2], **options})
+        return RedisStore(self.server.url, store.run, **{**store.__reduce__()[1][3], **options})
 
     def lose_memory(self, store):
         self.client.flushall()

@@ -20,9 +20,10 @@ from redis_server import RedisServer
 from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable, StreamFull
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.store import NO_HOST_CACHE
 from ding_store.storage.testing import chunk, number_of
 
 STREAM = 'experience'
@@ -119,7 +120,7 @@ class Delivery(RuleBasedStateMachine):
     @rule(writer=writers)
     def idle_writer_looks(self, writer):
         self.lose_no_reply(self.stores[writer])
-        self.stores[writer]._writer.check(now=True)
+        self.stores[writer].client._writer.check(now=True)
 
     @invariant()
     def nothing_is_seen_twice_or_out_of_order(self):
@@ -144,7 +145,7 @@ class Delivery(RuleBasedStateMachine):
             self.reader._losses._looked_at = -math.inf
             for store in self.stores:
                 self.lose_no_reply(store)
-                store._writer.check(now=True)
+                store.client._writer.check(now=True)
             while self.reader.lag():
                 self.seen += [number_of(entry) for entry in self.reader.read()]
             self.reader.ack()
@@ -153,7 +154,7 @@ class Delivery(RuleBasedStateMachine):
         self.nothing_is_seen_twice_or_out_of_order()
         assert sorted(self.seen) == sorted(self.appended)
         for store in self.stores:
-            assert store._writer.num_unacked(STREAM) == 0
+            assert store.client._writer.num_unacked(STREAM) == 0
         stream = self.readers_store.info().streams.get(STREAM)
         assert stream is None or (stream.pending_bytes, stream.last - stream.floor) == (0, 0)
 
@@ -174,9 +175,9 @@ class MemoryDelivery(Delivery):
         super().__init__()
         self.memory = Memory()
 
-    def open(self):
-        store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT)
-        send_request = store._writer._send_request
+    def open(self, host=NO_HOST_CACHE):
+        store = MemoryStore(memory=self.memory, max_pending_bytes=LIMIT, host=host)
+        send_request = store.client.server.append
 
         def lossy(request):
             fault, store.fault = getattr(store, 'fault', None), None
@@ -187,7 +188,7 @@ class MemoryDelivery(Delivery):
                 raise StoreUnavailable('reply lost')
             return reply
 
-        store._writer._send_request = lossy
+        store.client.server.append = lossy
         return store
 
     def forget_everything(self):
@@ -240,7 +241,7 @@ class RedisDelivery(Delivery):
             pipe.execute()
 
     def lose_next_reply(self, store, before):
-        session = store._connection._session
+        session = store.client.server._connection._session
         if session is None:
             return
         self.lose_no_reply(store)
@@ -257,7 +258,7 @@ class RedisDelivery(Delivery):
         vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
-        session = store._connection._session
+        session = store.client.server._connection._session
         if session is not None:
             vars(session).pop('run', None)
 
@@ -292,8 +293,8 @@ class MistakenDelivery(MemoryDelivery):
 
     def open(self):
         store = super().open()
-        send_request = store._writer._send_request
-        store._writer._send_request = lambda request: send_request(request._replace(last_reply=''))
+        send_request = store.client.server.append
+        store.client.server.append = lambda request: send_request(request._replace(last_reply=''))
         return store
 
 
@@ -365,7 +366,7 @@ def test_entries_acked_before_a_server_crash_are_not_lost():
     writer.append(STREAM, {}, chunk(2))
     store.lose_memory(keep=snapshot)
     assert learner.read(1) == []
-    writer._writer.check(now=True)
+    writer.client._writer.check(now=True)
     assert [number_of(entry) for entry in far.read()] == [0, 1, 2]
     far.ack()
     assert [number_of(entry) for entry in learner.read()] == [2]

@@ -25,7 +25,7 @@ from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage import Reader, open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis import server_checks
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -42,7 +42,7 @@ def unavailable(store, is_on=True):
             return send_request(said)
         raise StoreUnavailable('the request was lost')
 
-    outbox = store.own_writer._stream_writer(STREAM).outbox
+    outbox = store.client.own_writer._stream_writer(STREAM).outbox
     send_request, outbox._send_request = outbox._send_request, fail
     try:
         yield
@@ -182,11 +182,11 @@ class Endings(RuleBasedStateMachine):
 
     def _look(self, writer, how):
         if how == 'check':
-            writer.store.own_writer.check(now=True)
+            writer.store.client.own_writer.check(now=True)
         elif how == 'settle':
             writer.store.flush()
         elif writer.run != self.run:
-            writer.store.own_writer.publish(0.0)
+            writer.store.client.own_writer.publish(0.0)
 
 
 class MemoryEndings(Endings):
@@ -224,7 +224,7 @@ class RedisEndings(Endings):
     def restart(self):
         self.begin_life()
         for store in [self.learner, *(writer.store for writer in self.writers)]:
-            store._connection._session.generation.run_id = RedisEndings.generation
+            store.client.server._connection._session.generation.run_id = RedisEndings.generation
 
     def begin_life(self):
         RedisEndings.generation = (uuid.uuid4().hex * 2)[:40]
@@ -257,8 +257,8 @@ class UnseenEndings(MemoryEndings):
 
     def open(self):
         store = super().open()
-        send_request = store._writer._send_request
-        store._writer._send_request = lambda said: send_request(said)._replace(ends=(0, 0))
+        send_request = store.client.server.append
+        store.client.server.append = lambda said: send_request(said)._replace(ends=(0, 0))
         return store
 
 
@@ -298,7 +298,7 @@ def test_server_restarted_from_its_file_keeps_the_end(own_server, end, is_named_
             if is_named_again:
                 learner.register(STREAM, 'learner')
         store.flush()
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
         store.close()
         assert learner.read(STREAM) == []
 
@@ -322,7 +322,7 @@ def test_run_longer_than_a_day_stays_ended(own_server, end, num_ends):
         store.close_for_writing()
         getattr(learner, end)()
         own_server.restart()
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
         store.close()
         assert learner.read(STREAM) == []
 
@@ -359,7 +359,7 @@ def test_embedded_server_killed_after_the_end_stays_ended(tmp_path, is_named_aga
         if is_named_again:
             other.register(STREAM, 'learner')
         store.flush()
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
         store.close()
         assert other.read(STREAM, OLDEST) == []
 
@@ -375,8 +375,8 @@ def test_retired_run_neither_waits_for_nor_restarts_a_server(tmp_path, caplog, t
     store.retire()
     wait_for_end(server)
     if transport == 'auto':
-        store._keeper.join(WAIT_S)  # It waited for news of the server, which is no more.
-        assert not store._keeper.is_alive()
+        store._streams._keeper.join(WAIT_S)  # It waited for news of the server, which is no more.
+        assert not store._streams._keeper.is_alive()
     with pytest.raises(StoreClosed, match='retired'):
         store.info()
     store.close()

@@ -29,7 +29,7 @@ from ding_store.storage import open_store
 from ding_store.storage.encoding import framing as wire
 from ding_store.storage.encoding.compression import CODECS
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis import connection, parts
 from ding_store.storage.redis.server_checks import ServerGeneration, make_client
 from ding_store.storage.redis.store import RedisStore
@@ -194,14 +194,14 @@ class TestEmptyAfterACrash:
             append(writer, *[1 << 17] * 4)
             read()
             append(writer, 8, 1 << 17, 8, 8)
-            fetch = store._parts.fetch
+            fetch = store.client.server._parts.fetch
 
             def fetching(*arguments):
-                monkeypatch.setattr(store._parts, 'fetch', fetch)
+                monkeypatch.setattr(store.client.server._parts, 'fetch', fetch)
                 append(writer, *[1 << 17] * 3)
                 return fetch(*arguments)
 
-            monkeypatch.setattr(store._parts, 'fetch', fetching)
+            monkeypatch.setattr(store.client.server._parts, 'fetch', fetching)
             for _ in range(4):
                 read()
             assert seen[-1] == count - 1
@@ -248,7 +248,7 @@ class TestEmptyAfterACrash:
             if when == 'before':
                 assert look(reader) == [12, 2, 13, 3, 14, 4]
                 committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
-            dying._writer._stream_writers.clear()  # It will not announce again.
+            dying.client._writer._stream_writers.clear()  # It will not announce again.
             store.lose_memory()
             if when in ('behind', 'in grace'):
                 assert look(reader) == []
@@ -275,7 +275,7 @@ def test_memory_lost_during_a_read_skips_no_entry(forgetful_server, tmp_path, mo
             for number, size in enumerate((8, 50_000, 8)):
                 writer.append(STREAM, {}, chunk(number, size))
             reader = Reader(other, STREAM, 'learner')
-            parts = getattr(other, 'store', other)._parts
+            parts = other.client.server._parts
             fetch = parts.fetch
 
             def restarted(*arguments):
@@ -285,7 +285,7 @@ def test_memory_lost_during_a_read_skips_no_entry(forgetful_server, tmp_path, mo
 
             monkeypatch.setattr(parts, 'fetch', restarted)
             seen = [number_of(entry) for entry in reader.read()]
-            writer.flush() if transport == 'off' else writer.store.flush()
+            writer.flush()
             writer.get('nothing')
             seen += read_until(reader, 3 - len(seen))
             reader.ack()
@@ -544,7 +544,7 @@ def test_store_closed_during_connect_keeps_no_connection(redis_server, monkeypat
 
     monkeypatch.setattr(connection, 'make_client', make_and_close)
     with pytest.raises(StoreClosed):
-        store._connection.connect()
+        store.client.server._connection.connect()
     (client,) = made
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
@@ -596,7 +596,7 @@ def test_waiting_reader_sees_a_flush_without_a_disconnect(redis_server):
         assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [5]
         reader.ack()
         store.get('nothing')  # The writer hears of the acks, and lets its copies go.
-        store._writer.check(now=True)
+        store.client._writer.check(now=True)
         with redis_server.client() as client:
             client.flushall()
         store.append(STREAM, {}, chunk(6))
@@ -702,7 +702,7 @@ class TestDamage:
     def test_foreign_id_above_the_versions_of_a_value_blocks_nothing(self, store, redis_server):
         with redis_server.client() as client:
             store.put('weights', {}, {'x': np.zeros(3)})
-            client.xadd(store._values._keys('weights')[0], {'x': 'y'})
+            client.xadd(store.client.server._values._keys.of_value('weights')[0], {'x': 'y'})
             assert store.put('weights', {}, {'x': np.ones(3)}) == 2
             assert store.get('weights', 1).arrays['x'][0] == 1
 
@@ -759,7 +759,7 @@ class TestDamage:
         rng, run, total = random.Random(9), f'elsewhere-{os.getpid()}', 400
         log = LOG.replace('run', run)
         with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as store, redis_server.client() as client:
-            store._resolver._patience_s = store._values._resolver._patience_s = 0.0
+            store.client.server.patience_s = store._values._resolver._patience_s = 0.0
             reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
             store.append(STREAM, {}, chunk(1))  # The first one goes over the wire.
             begin = store.append(STREAM, {}, chunk(1)).number
@@ -776,7 +776,7 @@ class TestDamage:
                     assert number_of(entry) == 1
             assert reader.num_corrupt > total // 4
             store.put('weights', {}, {'x': np.arange(10_000)})
-            value = store.store._values._keys('weights')[0]
+            value = store.client.server._values._keys.of_value('weights')[0]
             good = client.xrevrange(value, count=1)[0][1][b'r']
             for number in range(2, total):
                 client.xadd(value, {b'r': elsewhere(rng, good)}, id=f'{number}-0', maxlen=1, approximate=False)

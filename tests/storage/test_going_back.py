@@ -15,8 +15,8 @@ from ding_store.storage import Reader
 from ding_store.storage.base import EntryId, ValueVersion
 from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.exactly_once import losses
+from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -149,7 +149,7 @@ def read_all(reader, writers):
     found = []
     for _ in range(3):
         for writer in writers:
-            writer.own_writer.check(now=True)
+            writer.client.own_writer.check(now=True)
         found += read(reader)
         reader.ack()
     return found
@@ -164,8 +164,8 @@ def test_failback_of_an_idle_stream_loses_nothing(opened, aged):
     append(store, *range(5, 10))
     assert read(reader) == list(range(10))
     reader.ack()
-    store.own_writer.check(now=True)
-    assert store.own_writer.num_unacked(STREAM) == 0
+    store.client.own_writer.check(now=True)
+    assert store.client.own_writer.num_unacked(STREAM) == 0
     aged.go_back()
     append(store, *range(10, 20))
     assert read_all(reader, [store]) == list(range(10, 20))
@@ -208,7 +208,7 @@ def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     append(unhurt, 4, 5, 6)
     found = read(reader)
     reader.ack()
-    one.own_writer.ask_for_acks(STREAM, wait_s=0.0)
+    one.client.own_writer.ask_for_acks(STREAM, wait_s=0.0)
     found += read_all(reader, [one, unhurt])
     assert sorted(found) == list(range(7))
     assert reader.num_lost == 0
@@ -247,13 +247,13 @@ def test_going_back_counts_no_loss_for_a_restarted_reader(opened, aged, begins, 
     found += [number_of(entry) for entry in former.read(28)]
     former.ack()
     for store in stores:
-        store.own_writer.check(now=True)
-        assert store.own_writer.num_unacked(STREAM) == 2
+        store.client.own_writer.check(now=True)
+        assert store.client.own_writer.num_unacked(STREAM) == 2
     reader = Reader(opened(), STREAM, 'learner') if begins == 'before' else None
     aged.go_back()
     if begins == 'after all was announced':
-        stores[0].own_writer.check(now=True)
-        stores[1].own_writer.check(now=True)
+        stores[0].client.own_writer.check(now=True)
+        stores[1].client.own_writer.check(now=True)
     reader = reader or Reader(opened(), STREAM, 'learner')
     for number in range(40, 50):
         append(stores[number % 2], number)
@@ -282,7 +282,7 @@ def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged
     with RedisStore(server.url, 'run') as dead:
         append(dead, 1, 2, 3)
         assert [number_of(entry) for entry in reader.read(num_read)] == [0, 1][:num_read]
-        dead.own_writer._stream_writers.clear()  # as if it were killed
+        dead.client.own_writer._stream_writers.clear()  # as if it were killed
     aged.go_back()
     append(unhurt, *range(4, 10))
     found = read_all(reader, [unhurt])
@@ -357,8 +357,8 @@ def test_ended_run_stays_ended_for_active_writers(server, opened, end):
     assert read(reader) == list(range(5))
     reader.ack()
     getattr(learner, end)()
-    late.own_writer.check(now=True)
-    late.own_writer.check_stream(STREAM, WAIT_S)
+    late.client.own_writer.check(now=True)
+    late.client.own_writer.check_stream(STREAM, WAIT_S)
     assert learner.read(STREAM) == []
     late.close_for_writing()
     with server.client() as client:
@@ -374,8 +374,8 @@ def test_check_of_an_ended_stream_adds_no_name(server, opened):
     learner.clear()
     with server.client() as client:
         client.delete('ding:{run}:index')
-        late.own_writer.check(now=True)
-        late.own_writer.check_stream(STREAM, WAIT_S)
+        late.client.own_writer.check(now=True)
+        late.client.own_writer.check_stream(STREAM, WAIT_S)
         assert not client.exists('ding:{run}:index')
 
 
@@ -408,14 +408,18 @@ def test_value_under_a_reused_version_is_new(opened, aged):
         former.put('weights', {}, {}, expected_version=known.version)
 
 
+def on_host(server, directory):
+    return RedisStore(server.url, 'run', host=HostOptions(host_cache_dir=str(directory)))
+
+
 def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
     """Its writer fills it for readers elsewhere, and the one that had the number before does not."""
     with (
         contextlib.closing(Reload(server)) as aged,
-        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as former,
-        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as successor,
-        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'a')) as near,
-        HostCache(RedisStore(server.url, 'run'), str(tmp_path / 'b')) as far,
+        on_host(server, tmp_path / 'a') as former,
+        on_host(server, tmp_path / 'a') as successor,
+        on_host(server, tmp_path / 'a') as near,
+        on_host(server, tmp_path / 'b') as far,
     ):
         former.put('weights', {}, chunk(0, LARGE))
         aged.keep()
@@ -425,10 +429,10 @@ def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
         aged.go_back()
         successor._values._start_backfilling = lambda: None  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
-        far.store.request_version('weights')
+        far.client.server.request_version('weights')
         former._values._own['weights'].backfill()
-        assert successor.store.get_version('weights', 0).payload == b''
-        assert not former.store.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
+        assert successor.client.get('weights').payload == b''
+        assert not former.client.server.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
         successor._values._own['weights'].backfill()
         for reader in (near, far):
             assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2
@@ -456,7 +460,7 @@ def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path,
     """They hear of acks by news that names a number, which another writer's entry may have got."""
 
     def wrapped():
-        return HostCache(RedisStore(server.url, 'run'), str(tmp_path))
+        return on_host(server, tmp_path)
 
     with wrapped() as one, wrapped() as unhurt, wrapped() as other:
         reader = Reader(other, STREAM, 'learner')
@@ -467,7 +471,7 @@ def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path,
         append(one if is_single else unhurt, 4, 5, 6)
         found = read(reader)
         reader.ack()
-        one.store.own_writer.ask_for_acks(STREAM, wait_s=0.1)
-        found += read_all(reader, [one.store, unhurt.store])
+        one.client.own_writer.ask_for_acks(STREAM, wait_s=0.1)
+        found += read_all(reader, [one, unhurt])
         assert sorted(found) == list(range(7))
         assert reader.num_lost == 0

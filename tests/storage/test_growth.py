@@ -24,16 +24,18 @@ from hypothesis.stateful import (
 )
 
 from ding_store.errors import StoreClosed, StoreUnavailable
-from ding_store.storage.exactly_once import losses, outbox
+from ding_store.storage import protocol
+from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once import reader as reader_module
 from ding_store.storage.exactly_once import writer as writer_module
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.exactly_once.writer import MAX_ENDED, SPARE_STREAMS
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.store import Memory, MemoryStore
+from ding_store.storage.options import HostOptions
 from ding_store.storage.redis import appends
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import transports
-from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.store import NO_HOST_CACHE
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 STREAM = 'experience'
@@ -43,7 +45,7 @@ picks = st.integers(0, 4)
 
 @pytest.fixture
 def few_silent(monkeypatch):
-    for module in (outbox, appends):
+    for module in (protocol, appends):
         monkeypatch.setattr(module, 'MAX_SILENT_WRITERS', SILENT)
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
 
@@ -80,7 +82,7 @@ class Fleet(RuleBasedStateMachine):
 
     def opened(self):
         store = self.open()
-        send_request = store._writer._send_request
+        send_request = store.client.server.append
 
         def lossy(said):
             fault, store.fault = getattr(store, 'fault', None), None
@@ -90,7 +92,7 @@ class Fleet(RuleBasedStateMachine):
                 raise StoreUnavailable('the reply was lost')
             return reply
 
-        store._writer._send_request = lossy
+        store.client.server.append = lossy
         self.is_dead[store.writer] = False
         return store
 
@@ -108,7 +110,7 @@ class Fleet(RuleBasedStateMachine):
     def look(self, which):
         if self.fleet:
             store = self.pick(min(which, len(self.fleet) - 1))
-            store._writer.check(now=True)
+            store.client._writer.check(now=True)
 
     @precondition(lambda self: self.fleet)
     @rule(which=picks, in_order=st.booleans())
@@ -116,7 +118,7 @@ class Fleet(RuleBasedStateMachine):
         store = self.fleet.pop(which % len(self.fleet))
         self.is_dead[store.writer] = True
         if not in_order:
-            store._writer._stream_writers.clear()
+            store.client._writer._stream_writers.clear()
         store.close()
 
     @precondition(lambda self: self.late)
@@ -171,7 +173,7 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(3):
             for store in self.fleet:
                 store.fault = None
-                store._writer.check(now=True)
+                store.client._writer.check(now=True)
             while self.reader.lag():
                 self.read(64)
             self.ack()
@@ -233,8 +235,8 @@ class RedisFleet(Fleet):
 
     def say(self, writer, said):
         store = self.readers_store
-        keys = store._keys
-        appends.RedisAppends(store._call, keys.run, keys.of, writer, *[lambda stream: None] * 2).send_request(said)
+        keys = store.client.server._keys
+        appends.RedisAppends(store.client.server._connection, keys, writer).send_request(said)
 
     def forget_everything(self):
         self.client.flushall()
@@ -319,16 +321,16 @@ class TestWritersOnRedis:
         with self.open() as learner:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
-                send_request = store._appends.send_request
-                outbox_ = store._writer._stream_writer(STREAM).outbox
+                send_request = store.client.server._appends.send_request
+                outbox_ = store.client._writer._stream_writer(STREAM).outbox
                 outbox_._send_request = lambda one: (said.append(one), send_request(one))[1]
                 store.append(STREAM, {}, chunk(0))
                 assert len(reader.read()) == 1
                 reader.ack()
             reader.read()
             assert reader.marks == {}
-            keys = learner._keys
-            late = appends.RedisAppends(learner._call, keys.run, keys.of, store.writer, *[lambda stream: None] * 2)
+            keys = learner.client.server._keys
+            late = appends.RedisAppends(learner.client.server._connection, keys, store.writer)
             for one in (*said, *said):
                 late.send_request(one)
             assert reader.read() == []
@@ -339,7 +341,7 @@ class TestWritersOnRedis:
             for number in range(10 * SILENT):
                 stores.append(self.open())
                 stores[-1].append(STREAM, {}, chunk(number))
-                stores[-1]._writer._stream_writers.clear()  # It says no more, as if it was killed.
+                stores[-1].client._writer._stream_writers.clear()  # It says no more, as if it was killed.
                 assert len(reader.read()) == 1
                 reader.ack()
             assert 0 < known_writers(self.client, self.run) <= 3 * SILENT
@@ -397,7 +399,7 @@ class TestWritersOnRedis:
         with self.open() as learner, self.open() as store:
             for number in range(50):
                 learner.register(STREAM, f'reader-{number}')
-            verdicts, outbox_ = [], store._writer._stream_writer(STREAM).outbox
+            verdicts, outbox_ = [], store.client._writer._stream_writer(STREAM).outbox
             send_request = outbox_._send_request
             outbox_._send_request = lambda one: (verdicts.append(send_request(one)), verdicts[-1])[1]
             store.append(STREAM, {}, chunk(0))
@@ -454,8 +456,8 @@ class TestStreamsOfOneWriter:
             yield
 
     def open(self, host=None):
-        store = self.stores.enter_context(RedisStore(self.url, self.run, check_every_s=0.05))
-        return store if host is None else self.stores.enter_context(HostCache(store, str(self.directory / host)))
+        cache = NO_HOST_CACHE if host is None else HostOptions(host_cache_dir=str(self.directory / host))
+        return self.stores.enter_context(RedisStore(self.url, self.run, host=cache, check_every_s=0.05))
 
     @pytest.mark.parametrize('is_own', [False, True])
     def test_streams_that_were_deleted_are_forgotten(self, is_own):
@@ -466,9 +468,9 @@ class TestStreamsOfOneWriter:
         for number in range(4 * SPARE_STREAMS):
             store.append(f'goes-{number}', {}, chunk(0))
             deleter.delete(f'goes-{number}')
-        assert len(store._writer._stream_writers) <= (0 if is_own else 2 * SPARE_STREAMS) + len(living)
-        assert all(store._writer.has_stream_writer(name) for name in living)
-        store._writer._forget_deleted()
+        assert len(store.client._writer._stream_writers) <= (0 if is_own else 2 * SPARE_STREAMS) + len(living)
+        assert all(store.client._writer.has_stream_writer(name) for name in living)
+        store.client._writer._forget_deleted()
         left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
         assert left == [], 'a store that forgets a stream leaves it'
 
@@ -487,8 +489,8 @@ class TestStreamsOfOneWriter:
         for number in range(3):
             store.append(f'other-{number}', {}, chunk(0))
             learner.delete(f'other-{number}')
-        store._writer._forget_deleted()
-        assert not store._writer.has_stream_writer(STREAM)
+        store.client._writer._forget_deleted()
+        assert not store.client._writer.has_stream_writer(STREAM)
         store.append(STREAM, {}, chunk(3))
         assert [number_of(entry) for entry in reader.read()] == [3]
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
@@ -497,7 +499,7 @@ class TestStreamsOfOneWriter:
         store, learner = self.open(), self.open()
         store.append(STREAM, {}, chunk(0))
         learner.delete(STREAM)
-        store._writer._forget_deleted()
+        store.client._writer._forget_deleted()
         store.close_for_writing()
         with pytest.raises(StoreClosed, match='had appended its last'):
             store.append(STREAM, {}, chunk(1))
@@ -514,7 +516,7 @@ class TestStreamsOfOneWriter:
             while not is_over.is_set():
                 store.append(f'{STREAM}-{which}', {}, chunk(counts[which]))
                 counts[which] += 1
-                store._writer._forget_deleted()
+                store.client._writer._forget_deleted()
 
         threads = [threading.Thread(target=write, args=(which % 2,)) for which in range(2)]
         for thread in threads:
@@ -539,10 +541,10 @@ class TestStreamsOfOneWriter:
             learner.ack(f'goes-{number}', 'learner', entry.id)
             learner.delete(f'goes-{number}')
         assert list(self.directory.rglob('*.ring'))
-        store.store.own_writer._forget_deleted()
+        store.client.own_writer._forget_deleted()
         store._tidied_at = 0.0
         store.append('lives', {}, chunk(0))
-        assert store._rings.keys() <= {'lives'}
+        assert store._streams._rings.keys() <= {'lives'}
         assert list(self.directory.rglob('*.ring')) == [], 'and the one that lives has no reader here'
 
     def test_requested_writers_are_forgotten_with_their_streams(self, monkeypatch):
@@ -558,4 +560,4 @@ class TestStreamsOfOneWriter:
                 found += far.read(name, found[0].id, timeout_s=WAIT_S)
             assert [number_of(entry) for entry in found] == [number] * 2
             store.delete(name)
-        assert 0 < len(far._resolver._asked) <= 5 + 1
+        assert 0 < len(far._streams._resolver._asked) <= 5 + 1

@@ -167,7 +167,7 @@ def test_nonblocking_call_does_not_wait_for_disk_space(stuck_server):
         store.put('weights', {}, arrays)
         stuck_server.fail()
         putting = pool.submit(store.put, 'weights', {}, {'x': np.ones(100_000)})
-        eventually(store._values._sent['weights'].lock.locked, 'it waits with the lock of the value')
+        eventually(store.client.server._values._sent['weights'].lock.locked, 'it waits with the lock of the value')
         with store.nonblocking(), pytest.raises(StoreUnavailable, match='cannot write'):
             store.put('weights', {}, arrays)
         assert not putting.done()
@@ -202,11 +202,11 @@ def test_package_reads_no_clock_that_jumps():
 def test_clock_set_back_with_memory_loss_delivers_payloads(opened, redis_server):
     """Nothing but who asks for a value's payload is numbered by its clock."""
     writer, far = opened(check_every_s=0.1), opened(host_plane='off')
-    wants = far._values._keys('weights')[2]
+    wants = far.client.server._values._keys.of_value('weights')[2]
     with redis_server.client() as client:
         writer.put('weights', {}, {'x': np.full(10_000, 1)})
         client.xadd(wants, {'v': 1}, id=f'{10**15}-0')  # milliseconds: in 30,000 years
-        eventually(lambda: far.get_version('weights', 0).payload, 'its writer heard of it')
+        eventually(lambda: far.client.get('weights').payload, 'its writer heard of it')
         client.delete(wants)
         writer.put('weights', {}, {'x': np.full(10_000, 2)})
         assert far.get('weights', 1, WAIT_S).arrays['x'][0] == 2

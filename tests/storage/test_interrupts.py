@@ -14,7 +14,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.testing import WAIT_S, chunk, number_of
 
 #: Where an append keeps what must hang together.
-_FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'host/rings.py', 'host/ring.py', 'host/host_cache.py')
+_FILES = ('exactly_once/outbox.py', 'exactly_once/writer.py', 'shared_memory/rings.py', 'shared_memory/ring.py')
 
 
 @pytest.mark.parametrize('transport', ['auto', 'off'])
@@ -23,7 +23,7 @@ def test_append_interrupted_anywhere_loses_nothing(redis_server, tmp_path, trans
     near = open_store(redis_server.url, f'interrupts-{transport}', host_plane=transport, host_cache_dir=str(tmp_path))
     with writer, near:
         reader, appended, seen, places = Reader(near, 's', 'near'), [], [], []
-        own = writer.own_writer if transport == 'off' else writer.store.own_writer
+        own = writer.client.own_writer
         writer.append('s', {}, chunk(0))
         for number in range(2, 4000, 2):
             tracing = InterruptedAt(number // 2, _FILES)
@@ -45,7 +45,7 @@ def test_append_interrupted_anywhere_loses_nothing(redis_server, tmp_path, trans
             own.check_stream('s')
             assert own.num_unacked('s') == 0, tracing.where
             if transport == 'auto':
-                assert [ring.num_held for ring in writer._rings['s']._rings] == [0], tracing.where
+                assert [ring.num_held for ring in writer._streams._rings['s']._rings] == [0], tracing.where
         assert len(set(places)) > 20
         assert seen == sorted(set(seen))
         assert set(appended) <= set(seen)
@@ -57,7 +57,7 @@ def test_append_within_an_append_is_refused(redis_server, monkeypatch):
     with open_store(redis_server.url, 'nested', host_plane='off') as store:
         reader = Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
-        outbox = store.own_writer._stream_writer('s').outbox
+        outbox = store.client.own_writer._stream_writer('s').outbox
         send_request, refused = outbox._send_request, []
 
         def announcing(said):
@@ -80,7 +80,7 @@ def test_region_released_by_gc_waits_for_no_lock(redis_server, tmp_path):
         Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
         store.append('s', {}, chunk(1))
-        rings = store._rings['s']
+        rings = store._streams._rings['s']
         payloads = [rings.pack({}, chunk(2))]
         dropping = threading.Thread(target=payloads.clear, daemon=True)
         with rings._lock:

@@ -33,12 +33,12 @@ def opened(redis_server):
 
 def underway(store, number):
     """A put of this writer as its kernel may still have it."""
-    return store._values.put_command(NAME, encode_pieces({'number': number}, {}).sealed())
+    return store.client.server._values.put_command(NAME, encode_pieces({'number': number}, {}).sealed())
 
 
 def arrive(store, late):
     """On some connection: nobody reads the reply."""
-    store._connection.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
+    store.client.server._connection.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
 
 
 @pytest.mark.parametrize('has_put', [False, True])
@@ -139,7 +139,7 @@ def test_late_reply_of_an_older_version_lowers_no_version(forgetful_server, monk
 def test_put_without_a_reply_behind_another_thread_counts_on(forgetful_server, monkeypatch):
     with RedisStore(forgetful_server.url, 'late') as store:
         store.put(NAME, {}, chunk(1))
-        publish = store._values._publish
+        publish = store.client.server._values._publish
 
         def lost(*arguments):
             monkeypatch.undo()
@@ -147,7 +147,7 @@ def test_put_without_a_reply_behind_another_thread_counts_on(forgetful_server, m
             publish(*arguments)
             raise StoreUnavailable('its reply is lost')
 
-        monkeypatch.setattr(store._values, '_publish', lost)
+        monkeypatch.setattr(store.client.server._values, '_publish', lost)
         with pytest.raises(StoreUnavailable):
             store.put(NAME, {}, chunk(3))
         assert store.get(NAME).version == 3

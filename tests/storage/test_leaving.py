@@ -10,12 +10,12 @@ from embedded_helpers import kill
 from redis_server import left_by_runs
 
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
+from ding_store.storage import client as client_module
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
-from ding_store.storage.redis import store as redis_store
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -43,7 +43,7 @@ def unsettled(store):
     """Three entries that nobody acks, and a fourth that a full server may have had when its reply was lost."""
     for number in range(3):
         store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-    outbox = store.own_writer._stream_writer(STREAM).outbox
+    outbox = store.client.own_writer._stream_writer(STREAM).outbox
     send_request, outbox._send_request = outbox._send_request, lambda said: unavailable()
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(3))
@@ -72,7 +72,7 @@ def test_close_writes_nothing_into_a_retired_run(forgetful_server, caplog, is_na
 
 def retire_after_check(monkeypatch, store, learner):
     """The stream is there when the store asks for it, and no more when it announces something."""
-    outbox = store.own_writer._stream_writer(STREAM).outbox
+    outbox = store.client.own_writer._stream_writer(STREAM).outbox
     check = outbox.check
 
     def then_retired():
@@ -105,7 +105,7 @@ def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
-    assert store._connection._opener is None, 'nor is it brought back for who has left'
+    assert store.client.server._connection._opener is None, 'nor is it brought back for who has left'
     assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 
@@ -133,13 +133,13 @@ def test_close_resends_entries_lost_by_a_memory_server():
 
 
 def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypatch):
-    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S)
+    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S)
     store = RedisStore(forgetful_server.url, 'run')
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         closing = pool.submit(store.close)
-        eventually(lambda: store._connection.is_away(), 'it is looked for')
+        eventually(lambda: store.client.server._connection.is_away(), 'it is looked for')
         forgetful_server.start()
         closing.result(WAIT_S)
     with RedisStore(forgetful_server.url, 'run') as learner:
@@ -149,7 +149,7 @@ def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypat
 @pytest.mark.parametrize('returns', [False, True])
 def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monkeypatch, caplog, returns):
     """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
-    monkeypatch.setattr(redis_store, 'LEAVE_S', WAIT_S if returns else 0.5)
+    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S if returns else 0.5)
     here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
     store, other = (open_store(forgetful_server.url, 'run', **here) for _ in range(2))
     reader = Reader(other, STREAM, 'learner')
@@ -175,21 +175,21 @@ def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monke
 
 def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp_path, monkeypatch, caplog):
     """It has the lock of the value then, for as long as it tries to reach the server."""
-    monkeypatch.setattr(redis_store, 'LEAVE_S', 0.5)
+    monkeypatch.setattr(client_module, 'LEAVE_S', 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
     store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
-    look = store.store.get_version
+    look = store.client.get
 
     def look_at_none(*arguments):
         if threading.current_thread() is store._values._filler:
             forgetful_server.kill()
         return look(*arguments)
 
-    monkeypatch.setattr(store.store, 'get_version', look_at_none)
+    monkeypatch.setattr(store.client, 'get', look_at_none)
     with RedisStore(forgetful_server.url, 'run') as elsewhere:
         with elsewhere.nonblocking(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
-            elsewhere.request_version('weights')
-        eventually(lambda: store.store._connection._waiting, 'it waits for the server')
+            elsewhere.client.server.request_version('weights')
+        eventually(lambda: store.client.server._connection._waiting, 'it waits for the server')
     with ThreadPoolExecutor() as pool:
         pool.submit(store.close).result(WAIT_S)
     assert 'closed with values that only this host can read' in caplog.text
@@ -203,7 +203,7 @@ def test_close_without_a_server_logs_entries_at_risk(forgetful_server, caplog, i
     place = store.append(STREAM, {}, chunk(1))
     if is_acked:
         store.ack(STREAM, 'learner', place)
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
     forgetful_server.kill()
     store.close()
     assert ("closed with 2 unacked entries of 'experience'" in caplog.text) is not is_acked
@@ -216,7 +216,7 @@ def test_close_neither_waits_for_nor_logs_droppable_entries(forgetful_server, ca
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     eventually(lambda: store.is_away, 'it is noticed')
-    monkeypatch.setattr(store._connection, 'call', lambda *arguments: pytest.fail('it is waited for'))
+    monkeypatch.setattr(store.client.server._connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
     store.close()
     assert 'closed with' not in caplog.text
 
@@ -244,8 +244,8 @@ def test_close_writes_nothing_into_the_next_run(forgetful_server, hears):
         place = learner.register(STREAM, 'learner')
         if hears:
             store.close_for_writing()
-            store.own_writer.publish(WAIT_S)
-            store.own_writer._stream_writer(STREAM).outbox.check()
+            store.client.own_writer.publish(WAIT_S)
+            store.client.own_writer._stream_writer(STREAM).outbox.check()
             store.flush()
         store.close()
         assert learner.read(STREAM, place) == []
@@ -269,7 +269,7 @@ def test_close_with_shared_memory_adds_nothing_to_a_retired_run(forgetful_server
         store = open_store(forgetful_server.url, **options)
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
-        assert store.store.own_writer._stream_writer(STREAM).outbox.has_references
+        assert store.client.own_writer._stream_writer(STREAM).outbox.has_references
         store.close_for_writing()  # else its thread may look after the stream at any moment
         learner.retire()
         if is_named_again:
@@ -290,16 +290,16 @@ def test_writer_closed_for_writing_resends_nothing(forgetful_server):
             store.append(STREAM, {}, chunk(number))
         store.close_for_writing()
         learner.retire()
-        store.own_writer.check(now=True)
-        store.own_writer.check_stream(STREAM)
+        store.client.own_writer.check(now=True)
+        store.client.own_writer.check_stream(STREAM)
         store.close()
         assert not left_by_runs(client)
 
 
 def test_request_for_backfills_creates_no_stream(redis_server):
     with RedisStore(redis_server.url, 'asked') as store, redis_server.client() as client:
-        store.own_writer.check_stream('nothing')
-        store.want('nothing')
+        store.client.own_writer.check_stream('nothing')
+        store.client.server.request_backfills('nothing')
         store.forget('nothing', 'reader')
         store.ack('nothing', 'reader', OLDEST)
         assert store.delete('nothing') is False
@@ -329,10 +329,10 @@ def test_close_resends_entries_of_a_lost_memory():
             store.append(STREAM, {}, chunk(number))
         store.close_for_writing()
         learner.lose_memory()
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
         learner.lose_memory()
-        store.own_writer.check(now=True)
+        store.client.own_writer.check(now=True)
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2]
 
 
@@ -345,7 +345,7 @@ def test_close_with_shared_memory_resends_forgotten_entries(forgetful_server, tm
         for number in range(4):
             store.append(STREAM, {}, chunk(number))
         store.append('members', {}, {})
-        assert store.store.own_writer._stream_writer(STREAM).outbox.has_references
+        assert store.client.own_writer._stream_writer(STREAM).outbox.has_references
         if is_concluded:
             store.close_for_writing()
         forgetful_server.restart()
@@ -368,7 +368,7 @@ def test_close_logs_entries_that_it_cannot_resend(forgetful_server, caplog):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     unsettled(store)
     forgetful_server.restart()
-    stream_writer = store.own_writer._stream_writer(STREAM)
+    stream_writer = store.client.own_writer._stream_writer(STREAM)
     with stream_writer.tried(WAIT_S):  # else it is announced again at the reconnect
         stream_writer.outbox.check()
     forgetful_server.kill()

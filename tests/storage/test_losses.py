@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.testing import chunk
 
 STREAM = 'experience'
@@ -63,13 +63,13 @@ class Losses(RuleBasedStateMachine):
         self.commit(acks, num_held)
         for number in sorted(killed, reverse=True):
             if number < len(self.writers):
-                self.writers.pop(number)._writer._stream_writers.clear()
+                self.writers.pop(number).client._writer._stream_writers.clear()
         self.store.lose_memory()
 
     @rule()
     def send_again(self):
         for writer in self.writers:
-            writer._writer.check(now=True)
+            writer.client._writer.check(now=True)
 
     def teardown(self):
         self.send_again()
@@ -143,7 +143,7 @@ def test_reader_without_marks_counts_losses_of_a_dead_writer(looks, monkeypatch)
             assert len(reader.read(1)) == 1
         else:
             reader._look_around()
-        dead.own_writer._stream_writers.clear()  # as if it were killed
+        dead.client.own_writer._stream_writers.clear()  # as if it were killed
         store.lose_memory()
         for _ in range(2):
             living.append(STREAM, {}, chunk(0))

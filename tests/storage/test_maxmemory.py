@@ -7,10 +7,9 @@ from redis_server import left_by_runs
 
 from ding_store.errors import ServerFull
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Backfill
+from ding_store.storage.protocol import Backfill
 from ding_store.storage.redis.resp import pack
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.redis.values import VALUE_PARTS
 from ding_store.storage.testing import chunk, number_of
 
 
@@ -65,10 +64,10 @@ def test_refused_backfill_keeps_the_parts_of_its_entry(forgetful_server, client)
     """As a reference it was refused, and then appended over the wire: parts of one payload are named alike."""
     with RedisStore(forgetful_server.url, 'run') as store:
         place = store.append('s', {}, chunk(0, 1_000_000))
-        (item,) = store.own_writer._stream_writer('s').outbox._sent
+        (item,) = store.client.own_writer._stream_writer('s').outbox._sent
         client.config_set('maxmemory', 1)
         with pytest.raises(ServerFull):
-            store._appends.backfill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
+            store.client.server._appends.backfill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
         assert [number_of(entry) for entry in store.read('s')] == [0]
 
 
@@ -79,12 +78,12 @@ def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client
         place = store.append('s', {}, chunk(0))
         fill = Backfill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
         if is_there:
-            store._appends.backfill(fill)
+            store.client.server._appends.backfill(fill)
         parts = sorted(client.keys('*:part:*'))
         assert bool(parts) == is_there
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000 * (not is_there))
         with pytest.raises(ServerFull):
-            store._appends.backfill(fill)
+            store.client.server._appends.backfill(fill)
         assert sorted(client.keys('*:part:*')) == parts
 
 
@@ -98,10 +97,10 @@ def test_parts_of_a_value_that_is_refused_take_no_memory(forgetful_server, clien
 
         def publish(number):
             if is_fill:
-                return store.backfill_version('v', version, encode_pieces({}, weights(number)))
+                return store.client.server.backfill_version('v', version, encode_pieces({}, weights(number)))
             return store.put('v', {}, weights(number))
 
-        version = store.put_version('v', None, b'a reference') if is_fill else 0
+        version = store.client.server.put('v', None, b'a reference') if is_fill else 0
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000)
         for _ in range(2):
             with pytest.raises(ServerFull):
@@ -120,15 +119,15 @@ def test_parts_of_a_value_that_is_refused_take_no_memory(forgetful_server, clien
 
 def test_parts_of_a_version_whose_second_try_is_refused_are_kept(forgetful_server, client, monkeypatch):
     with RedisStore(forgetful_server.url, 'run') as store:
-        run = store._values._run
+        run = store.client.server._values._run
 
         def lossy(*arguments, **options):
             run(*arguments, **options)
-            monkeypatch.setattr(store._values, '_run', run)
+            monkeypatch.setattr(store.client.server._values, '_run', run)
             client.config_set('maxmemory', 1)
             return run(*arguments, **options)
 
-        monkeypatch.setattr(store._values, '_run', lossy)
+        monkeypatch.setattr(store.client.server._values, '_run', lossy)
         with pytest.raises(ServerFull):
             store.put('v', {}, weights(1))
         assert [array[0] for array in store.get('v').arrays.values()] == [1, 2, 3, 4, 5, 6]
@@ -137,15 +136,15 @@ def test_parts_of_a_version_whose_second_try_is_refused_are_kept(forgetful_serve
 def test_parts_of_an_entry_whose_second_try_is_refused_are_kept(forgetful_server, client, monkeypatch):
     with RedisStore(forgetful_server.url, 'run') as store:
         store.append('s', {}, chunk(0))
-        append = store._appends._append
+        append = store.client.server._appends._append
 
         def lossy(said, *place):
             append(said, *place)
-            monkeypatch.setattr(store._appends, '_append', append)
+            monkeypatch.setattr(store.client.server._appends, '_append', append)
             client.config_set('maxmemory', 1)
             return append(said, *place)
 
-        monkeypatch.setattr(store._appends, '_append', lossy)
+        monkeypatch.setattr(store.client.server._appends, '_append', lossy)
         assert store.append('s', {}, chunk(1, 400_000)).number == 2
         assert [number_of(entry) for entry in store.read('s')] == [0, 1]
 
@@ -158,18 +157,18 @@ def test_script_runs_after_a_command_that_fails(forgetful_server, client):
         return 2, pack(('SET', 'key', 'value', 'no such option')) + late
 
     with RedisStore(forgetful_server.url, 'run') as store:
-        keys = [store._keys.of('v', part) for part in VALUE_PARTS]
+        keys = store.client.server._keys.of_value('v')
         put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
-        session = store._connection.call('look', lambda session: session)
+        session = store.client.server._connection.call('look', lambda session: session)
         session.run('put', keys, *put, *known)  # the server has the script
         with pytest.raises(redis.ResponseError, match='syntax'):
             session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, '', before=before)
-        assert store._values.newest('v', 0, False).payload == b'new'
+        assert store.client.server._values.newest('v', 0, False).payload == b'new'
 
 
 def test_value_readable_on_one_host_is_requested_at_maxmemory(forgetful_server, client):
     with RedisStore(forgetful_server.url, 'run') as store:
-        store.put_version('weights', None, b'a reference')
+        store.client.server.put('weights', None, b'a reference')
         client.config_set('maxmemory', 1)
-        store.request_version('weights')
-        assert store.wait_for_requests({'weights': ''}, 0.0)['weights']
+        store.client.server.request_version('weights')
+        assert store.client.server.wait_for_requests({'weights': ''}, 0.0)['weights']

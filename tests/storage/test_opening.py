@@ -22,12 +22,12 @@ from ding_store import errors
 from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
+from ding_store.storage.protocol import GONE, WAITING
 from ding_store.storage.redis import resp
 from ding_store.storage.redis.replies import ReplyKind, code_of, meaning_of
 from ding_store.storage.redis.server_checks import examine
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.transports import GONE, WAITING
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
 from ding_store.storage.urls import address_of
 
@@ -38,7 +38,7 @@ def copied(store):
 
 def test_importing_storage_imports_no_backend():
     code = (
-        'import sys, ding_store.storage, ding_store.storage.memory, ding_store.storage.exactly_once.reader\n'
+        'import sys, ding_store.storage, ding_store.storage.memory.store, ding_store.storage.exactly_once.reader\n'
         'print([m for m in ("redis", "torch", "ding", "treetensor", "hypothesis", "pytest") if m in sys.modules])'
     )
     assert subprocess.check_output([sys.executable, '-c', code], text=True).strip() == '[]'
@@ -197,6 +197,7 @@ def test_address_without_a_server_is_refused():
 def test_missing_package_names_the_install(monkeypatch):
     monkeypatch.setitem(sys.modules, 'redis', None)
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.store')
+    monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.server')
     monkeypatch.delitem(sys.modules, 'ding_store.storage.redis.connection')
     with pytest.raises(errors.ConfigError, match='pip install'):
         open_store('redis://localhost')
@@ -279,7 +280,7 @@ def test_at_maxmemory_readers_continue(forgetful_server):
         check_reads()
         other.ack('members', 'r', said)
         check_reads()
-        assert store._writer.num_unacked('members') == 0, 'it hears of acks'
+        assert store.client._writer.num_unacked('members') == 0, 'it hears of acks'
         with pytest.raises(errors.ServerFull, match='maxmemory'):
             store.append('members', {}, chunk(2))
         check_reads()
@@ -294,18 +295,18 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        send_request = store._appends.send_request
+        send_request = store.client.server._appends.send_request
 
         def lossy(said):
             send_request(said)
             client.config_set('maxmemory', 1)
-            monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', send_request)
+            monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', send_request)
             return send_request(said) if size == 1000 else refused()
 
         def refused():
             raise errors.ServerFull('as the parts of a second try are')
 
-        monkeypatch.setattr(store._writer._stream_writer('s').outbox, '_send_request', lossy)
+        monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', lossy)
         assert store.append('s', {}, chunk(2, size)).number == 2
         with pytest.raises(errors.ServerFull):
             store.append('s', {}, chunk(3))
@@ -317,14 +318,14 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
 def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monkeypatch):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        outbox = store._writer._stream_writer('s').outbox
+        outbox = store.client._writer._stream_writer('s').outbox
         send_request = outbox._send_request
 
         def lossy(said):
             send_request(said)
             client.flushall()  # And its epoch with it.
             monkeypatch.setattr(outbox, '_send_request', send_request)
-            store._keys.list_name('stream', 's', again=True)
+            store.client.server._keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
             return send_request(said)
 
@@ -339,29 +340,32 @@ def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monke
 def test_wait_for_a_backfill_continues_at_maxmemory(forgetful_server):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         place = store.append('s', {}, chunk(0))
-        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read('s', OLDEST, 1, 0.0)
         client.config_set('maxmemory', 1)
-        assert store.fate_of('s', record) == WAITING
-        assert store.wait_for_backfill('s', record, 0.01) is None
+        assert store.client.server.read_backfill('s', record).fate == WAITING
+        assert store.client.wait_for_backfill('s', record, 0.01) is None
         client.config_set('maxmemory', 0)
         store.register('s', 'r')
         store.ack('s', 'r', place)
-        assert store.fate_of('s', record) == GONE
+        assert store.client.server.read_backfill('s', record).fate == GONE
 
 
 def test_backfill_with_a_damaged_place_is_refused_by_entry(redis_server):
     with redis_server.client() as client, RedisStore(redis_server.url, 'no-place') as store:
         store.append('s', {}, chunk(0))
-        (record,) = store.read_records('s', OLDEST, 1, 0.0)
+        (record,) = store.client.read('s', OLDEST, 1, 0.0)
         client.hset('ding:{no-place/s/0}:filled', '1', b'DGP\x02 is the beginning of a place')
-        for call in (lambda: store.wait_for_backfill('s', record, 0.0), lambda: store.fate_of('s', record)):
+        for call in (
+            lambda: store.client.wait_for_backfill('s', record, 0.0),
+            lambda: store.client.server.read_backfill('s', record).fate,
+        ):
             with pytest.raises(errors.CorruptPayload, match="entry 1 of 's'") as raised:
                 call()
             assert raised.value.entry_id == record.id
 
 
 def test_payload_too_large_for_redis_is_refused(redis_server, monkeypatch):
-    monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 1000)
+    monkeypatch.setattr('ding_store.storage.redis.server.RedisServer.max_payload_bytes', 1000)
     with open_store(redis_server.url, 'large') as store:
         for call in (store.append, store.put):
             with pytest.raises(errors.NotEnoughSpace, match='1000'):
@@ -379,7 +383,7 @@ def test_store_is_pickled_as_its_address(redis_server):
             twin.append('s', {}, chunk(2))
         assert [entry.sequence for entry in store.read('s')] == [1, 1]
     # Nothing is connected before it is used.
-    assert copied(store)._connection._session is None
+    assert copied(store).client.server._connection._session is None
 
 
 def _append_in_child(store, queue):

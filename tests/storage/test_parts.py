@@ -12,12 +12,12 @@ from redis_server import RedisServer
 from ding_store.errors import CorruptPayload, StoreError, StoreTimeout, VersionConflict
 from ding_store.storage import EntryId
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import Backfill, Payload
+from ding_store.storage.exactly_once.outbox import Payload
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.protocol import Backfill, StoredEntry
 from ding_store.storage.redis import parts
 from ding_store.storage.redis import values as redis_values
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory.transports import StoredEntry
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -41,7 +41,9 @@ WRITE = parts.write_parts
 
 
 def fetch(store, *payloads):
-    return store._parts.fetch('s', [StoredEntry(EntryId('e', i), 'w', i, one) for i, one in enumerate(payloads, 1)])
+    return store.client.server._parts.fetch(
+        's', [StoredEntry(EntryId('e', i), 'w', i, one) for i, one in enumerate(payloads, 1)]
+    )
 
 
 def written(connection, *what):
@@ -78,7 +80,7 @@ def test_payloads_of_sizes_around_whole_parts_arrive(store, client, count, extra
     place = parts.place_of('ding:{x}:part:', payload)
     assert place.num_parts == -(-len(payload) // 1000)
     pieces = [(key, [part[:7], part[7:]]) for key, part in parts.parts_of(place, payload)]
-    store._connection.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
+    store.client.server._connection.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
     (fetched,) = fetch(store, place.pack())
     assert bytes(fetched) == payload
     assert [len(one) for one in fetch(store, b'x', *[place.pack()] * 3)] == [1, *[len(payload)] * 3]
@@ -282,7 +284,7 @@ def test_place_without_memory_for_it_is_refused_by_name(store, forgetful_server,
     else:
         client.set('ding:{lie}:0', 'short')
         for key in ('ding:{missing}:', 'ding:{lie}:'):
-            store.append_payload(STREAM, Payload(parts.Parted(key, 1 << 20, 2_000_000_000).pack()))
+            store.client.append(STREAM, Payload(parts.Parted(key, 1 << 20, 2_000_000_000).pack()))
     store.append(STREAM, {}, chunk(9))
     store.put('weights', {}, {'x': np.zeros(size, np.uint8)})
     command = [sys.executable, '-c', READ_WITH_LITTLE_MEMORY, forgetful_server.url]
@@ -325,7 +327,7 @@ def test_put_that_is_refused_leaves_no_parts(store, client):
 def test_backfill_of_a_replaced_version_leaves_no_parts(store, client):
     assert store.put('weights', {}, chunk(1, LARGE)) == 1
     kept = sorted(client.keys('*:part:*'))
-    assert not store.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
+    assert not store.client.server.backfill_version('weights', 7, encode_pieces({}, chunk(2, LARGE)))
     assert sorted(client.keys('*:part:*')) == kept
     assert number_of(store.get('weights')) == 1
 
@@ -338,7 +340,7 @@ def test_backfill_of_an_acked_entry_leaves_no_parts(store, client, is_last):
         store.append(STREAM, {}, chunk(1))
     assert number_of(reader.read()[0]) == 0
     reader.ack(place)
-    store._appends.backfill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
+    store.client.server._appends.backfill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
     assert num_parts(client) == 0
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
@@ -349,8 +351,8 @@ def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, m
         reader = Reader(store, STREAM, 'learner')
         for number, one in enumerate((store, other)):
             one.append(STREAM, {}, chunk(number))
-        client.xadd(store._keys.of(STREAM, 'log'), {'foreign': 'entry'})
-        stream_writer = store.own_writer._stream_writer(STREAM)
+        client.xadd(store.client.server._keys.of(STREAM, 'log'), {'foreign': 'entry'})
+        stream_writer = store.client.own_writer._stream_writer(STREAM)
         send_request, verdicts = stream_writer.outbox._send_request, []
 
         def announcing(said):
@@ -385,7 +387,9 @@ def test_parts_with_one_missing_keep_their_time_to_live(store, client, monkeypat
     monkeypatch.setattr(redis_values, 'write_parts', all_but_one)
     calls = {
         'entry': lambda: store.append(STREAM, {}, chunk(1, LARGE)),
-        'fill': lambda: store._appends.backfill(Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
+        'fill': lambda: store.client.server._appends.backfill(
+            Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))
+        ),
         'value': lambda: store.put('weights', {}, chunk(1, LARGE)),
     }
     with pytest.raises(StoreError, match='vanish'):

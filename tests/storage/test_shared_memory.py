@@ -23,15 +23,17 @@ from test_delivery import STREAM, MemoryDelivery
 
 from ding_store.compiled import MIN_BYTES, load_for
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull, StoreUnavailable, StreamFull
-from ding_store.storage import open_store
-from ding_store.storage.exactly_once.outbox import FreedCapacity, Outbox
+from ding_store.storage import open_store, protocol
+from ding_store.storage import store as store_module
+from ding_store.storage.exactly_once.outbox import Outbox
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
-from ding_store.storage.memory_log import Log
-from ding_store.storage.options import RedisOptions
+from ding_store.storage.memory.log import Log
+from ding_store.storage.memory.server import MemoryServer
+from ding_store.storage.memory.store import Memory, MemoryStore
+from ding_store.storage.options import HostOptions, RedisOptions
+from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.shared_memory import host_cache, rings, shared_values, transports
-from ding_store.storage.shared_memory.host_cache import HostCache
+from ding_store.storage.shared_memory import rings, shared_values, transports
 from ding_store.storage.shared_memory.mapped_files import PAGE
 from ding_store.storage.shared_memory.transports import Reference, is_reference
 from ding_store.storage.shared_memory.value_slots import ValueSlots
@@ -47,29 +49,10 @@ def _small_rings(monkeypatch):
     monkeypatch.setattr(shared_values, 'SLOTS_FROM_BYTES', 0)
 
 
-class Quiet(HostCache):
-    """Without a thread of its own: what happens is up to the state machine."""
-
-    def _start_keeper(self):
-        pass
-
-    @property
-    def _writer(self):
-        return self.store._writer
-
-    def snapshot(self):
-        return self.store.snapshot()
-
-    def lose_memory(self, keep=None):
-        self.store.lose_memory(keep)
-
-    @property
-    def fault(self):
-        return self.store.fault
-
-    @fault.setter
-    def fault(self, fault):
-        self.store.fault = fault
+def quiet(store):
+    """Return the store, which gets no thread of its own: what happens is up to the state machine."""
+    store._streams._start_keeper = lambda: None
+    return store
 
 
 class Planes(MemoryDelivery):
@@ -86,9 +69,9 @@ class Planes(MemoryDelivery):
         self.far = None  # (reader, its store, what it has seen, what it must see in the end)
 
     def open(self, directory=0):
-        store = super().open()
+        store = super().open(HostOptions(host_cache_dir=self.directories[directory]))
         store.fault = None
-        fill = store._writer._backfill
+        fill = store.client.server.backfill
 
         def lossy(said):
             fault, store.fault = store.fault, None
@@ -98,8 +81,8 @@ class Planes(MemoryDelivery):
             if fault == 'after':
                 raise StoreUnavailable('reply lost')
 
-        store._writer._backfill = lossy
-        return Quiet(store, self.directories[directory])
+        store.client.server.backfill = lossy
+        return quiet(store)
 
     @precondition(lambda self: self.far is None)
     @rule(has_a_cache=st.booleans(), start=st.sampled_from(['now', 'oldest']))
@@ -163,7 +146,7 @@ class Planes(MemoryDelivery):
         for _ in range(len(self.appended) + 3):
             for one in self.stores:
                 self.lose_no_reply(one)
-                one._writer.check_stream(STREAM)  # as the keeper does, which also tells what is no longer held
+                one.client._writer.check_stream(STREAM)  # as the keeper does, which also tells what is no longer held
             seen += [number_of(entry) for entry in reader.read()]
             reader.ack()
             self.seen += [number_of(entry) for entry in self.reader.read()]
@@ -180,14 +163,15 @@ class Planes(MemoryDelivery):
             self.finish_far()
         super().flush()
         for store in self.stores:
-            assert all(ring.num_held == 0 for ring in store._rings[STREAM]._rings) if store._rings else True
+            for rings_ in store._streams._rings.values():
+                assert all(ring.num_held == 0 for ring in rings_._rings)
 
 
 @pytest.fixture
 def run_planes(tmp_path, monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     # Nobody complains: the planes alone must see to it that everything arrives.
-    monkeypatch.setattr(MemoryStore, 'want', lambda self, stream: None)
+    monkeypatch.setattr(MemoryServer, 'request_backfills', lambda self, stream: None)
 
     def run(kind, **options):
         kind.directories = [str(tmp_path / 'a'), str(tmp_path / 'b')]
@@ -284,7 +268,7 @@ def test_reader_on_another_host_gets_earlier_entries(opened):
         seen += map(number_of, entries)
     assert seen == list(range(20))
     # Nobody registered, nothing to map, and no thread of its own.
-    with RedisStore(writer.store._url, writer.run) as plain:
+    with RedisStore(writer._url, writer.run) as plain:
         assert [number_of(entry) for entry in plain.read('s')] == list(range(20))
 
 
@@ -329,7 +313,7 @@ def test_append_that_waits_for_room_backfills(opened):
 
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(write)
-        eventually(lambda: writer.store._writer._stream_writer('s').outbox.sequence == 14, 'the stream is full')
+        eventually(lambda: writer.client._writer._stream_writer('s').outbox.sequence == 14, 'the stream is full')
         reader, seen = Reader(far, 's', 'learner'), []
         while len(seen) < 19:
             entries = reader.read(timeout_s=WAIT_S)
@@ -370,15 +354,15 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
     # What asks now and then:
-    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
-    monkeypatch.setattr(writer.store._writer, '_checked_at', float('inf'))
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer.client._writer, '_checked_at', float('inf'))
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1, size=1000))
     (first,) = files(writer)
-    outbox = writer.store._writer._stream_writer('s').outbox
+    outbox = writer.client._writer._stream_writer('s').outbox
     send_request, asked, is_waiting = outbox._send_request, [], threading.Event()
-    wait_for_capacity = writer.store._writer._wait_for_capacity
+    wait_for_capacity = writer.client._writer._wait_for_capacity
 
     def announced(said):
         asked.extend([said] * (said.sequence == 0))
@@ -389,7 +373,7 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
         return wait_for_capacity(*arguments)
 
     monkeypatch.setattr(outbox, '_send_request', announced)
-    monkeypatch.setattr(writer.store._writer, '_wait_for_capacity', waited)
+    monkeypatch.setattr(writer.client._writer, '_wait_for_capacity', waited)
     with ThreadPoolExecutor() as pool:
         appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
         assert is_waiting.wait(WAIT_S)
@@ -409,18 +393,18 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
 
 def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))
     place = writer.append('s', {}, chunk(1))
-    outbox = writer.store._writer._stream_writer('s').outbox
-    (ring,) = writer._rings['s']._rings
+    outbox = writer.client._writer._stream_writer('s').outbox
+    (ring,) = writer._streams._rings['s']._rings
     assert not outbox.on_freed(FreedCapacity(1000, 'another', 1000))
     assert not outbox.on_freed(FreedCapacity(outbox.freed, place.epoch, 0))
     assert (len(outbox), ring.num_held) == (2, 1)
     reader.read()
     reader.ack()
-    assert outbox.on_freed(writer.store._wait_for_capacity('s', outbox.freed, WAIT_S))
+    assert outbox.on_freed(writer.client.server.wait_for_capacity('s', outbox.freed, 4.0))
     assert (len(outbox), ring.num_held) == (0, 0)
 
 
@@ -429,45 +413,45 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
 def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, monkeypatch, what, is_new):
     """It is news to nobody twice, and in nobody's way, under an id that the server's clock gave, too."""
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
     reader = None if is_new else Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    outbox = writer.store._writer._stream_writer('s').outbox
+    outbox = writer.client._writer._stream_writer('s').outbox
     told = {'planes': outbox.transport, 'room': outbox.freed}
     with redis_server.client() as client:
 
         def write(part):
-            key = writer.store._keys.of('s', part)
+            key = writer.client.server._keys.of('s', part)
             client.delete(key)
             like_ours = {'room': {'e': outbox.epoch, 'f': outbox.sequence}, 'planes': {'h': 'x'}}
             fields = like_ours[part] if what == 'entry like ours' else {'r': ''}
             return client.set(key, 'x') if what == 'string' else client.xadd(key, fields)
 
         def is_put_right(part):
-            entries = client.xrange(writer.store._keys.of('s', part))
+            entries = client.xrange(writer.client.server._keys.of('s', part))
             return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
 
         write('planes')
-        writer.store.wait_for_transports({'s': outbox.transport}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': outbox.transport}, 4.0)
         assert is_put_right('planes')
         write('room')
-        assert writer.store._wait_for_capacity('s', outbox.freed, WAIT_S) is None
+        assert writer.client.server.wait_for_capacity('s', outbox.freed, 4.0) is None
         assert is_put_right('room')
         if is_new:
             return
         for part in told:
             write(part)
-        writer.store._writer.ask_for_acks('s', WAIT_S)
+        writer.client._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 2
         assert [number_of(entry) for entry in reader.read()] == [0, 1]
         for part in told:
             write(part)
         reader.ack()  # which says it anew, under a number that no clock gave
-        writer.store._writer.ask_for_acks('s', WAIT_S)
+        writer.client._writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
-        writer.store.wait_for_transports({'s': told['planes']}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': told['planes']}, 4.0)
         told['planes'] += 1
         assert is_put_right('planes')
 
@@ -475,20 +459,20 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
 def test_foreign_news_of_an_unknown_stream_is_removed(opened, redis_server):
     writer = opened()
     with redis_server.client() as client:
-        key = writer.store._keys.of('s', 'planes')
+        key = writer.client.server._keys.of('s', 'planes')
         client.xadd(key, {'h': 'x', 'i': 'y'})
-        writer.store.wait_for_transports({'s': 0}, WAIT_S)
+        writer.client.server.wait_for_transports({'s': 0}, 4.0)
         assert not client.keys(f'*{writer.run}/s/0*')
 
 
-@pytest.mark.parametrize('what', ['append', '_enter'])
+@pytest.mark.parametrize('what', ['append', 'enter'])
 def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     writer, near = opened(), opened()
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1))
-    (ring,) = writer._rings['s']._rings
-    owner = writer.store._writer if what == 'append' else writer.store
+    (ring,) = writer._streams._rings['s']._rings
+    owner = writer.client._writer if what == 'append' else writer.client
     original = getattr(owner, what)
 
     def failing(*arguments, **options):
@@ -502,7 +486,7 @@ def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     delattr(owner, what)
     assert [number_of(entry) for entry in reader.read()] == [0, 1]
     reader.ack()
-    writer.store._writer.check_stream('s')
+    writer.client._writer.check_stream('s')
     assert ring.num_held == 0
 
 
@@ -512,7 +496,7 @@ def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, wher
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._rings['s']._rings
+    (ring,) = writer._streams._rings['s']._rings
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -521,7 +505,7 @@ def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, wher
         owner, name = {
             'commit': (ring, 'commit'),
             'reference': (Reference, 'pack'),
-            'keeper': (writer, '_start_keeper'),
+            'keeper': (writer._streams, '_start_keeper'),
         }[where]
         patch.setattr(owner, name, interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -529,7 +513,7 @@ def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, wher
     writer.append('s', {}, chunk(2))
     assert [number_of(entry) for entry in reader.read()] == [0, 1, 2]
     reader.ack()
-    writer.store._writer.check_stream('s')
+    writer.client._writer.check_stream('s')
     assert ring.num_held == 0
 
 
@@ -539,7 +523,7 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._rings['s']._rings
+    (ring,) = writer._streams._rings['s']._rings
     create_ring, is_waiting, may_go_on = writer._cache.create_ring, threading.Event(), threading.Event()
 
     def slowly(*arguments):
@@ -554,7 +538,7 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
             assert is_waiting.wait(WAIT_S)
             assert [number_of(entry) for entry in reader.read()] == [0, 1]
             reader.ack()
-            pool.submit(writer.store._writer.check_stream, 's', WAIT_S).result(WAIT_S / 2)
+            pool.submit(writer.client._writer.check_stream, 's', WAIT_S).result(WAIT_S / 2)
             assert ring.num_held == 0
         finally:
             may_go_on.set()
@@ -564,11 +548,11 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
 
 def test_append_succeeds_though_a_backfill_has_no_memory(opened, monkeypatch):
     writer, near, far = opened(), opened(), opened('b')
-    monkeypatch.setattr(writer, '_start_keeper', lambda: None)  # which would fill
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)  # which would fill
     Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire
     writer.append('s', {}, chunk(1))
-    reader, outbox = Reader(far, 's', 'far'), writer.store._writer._stream_writer('s').outbox
+    reader, outbox = Reader(far, 's', 'far'), writer.client._writer._stream_writer('s').outbox
     with monkeypatch.context() as patch:
 
         def no_memory(said):
@@ -627,14 +611,14 @@ def test_cache_directory_deleted_without_a_server_loses_nothing(opened, tmp_path
         writer.append('s', {}, chunk(number))
         writer.append('other', {}, chunk(number))
     shutil.rmtree(tmp_path / 'a')
-    register, errors = near.store.register_at, [StoreUnavailable('away')]
+    register, errors = near.client.server.register_reader, [StoreUnavailable('away')]
 
     def registering(*arguments):
         if errors:
             raise errors.pop()
         return register(*arguments)
 
-    monkeypatch.setattr(near.store, 'register_at', registering)
+    monkeypatch.setattr(near.client.server, 'register_reader', registering)
     with pytest.raises(StoreUnavailable):
         reader.read(timeout_s=WAIT_S)
     for one in (reader, other):
@@ -642,7 +626,7 @@ def test_cache_directory_deleted_without_a_server_loses_nothing(opened, tmp_path
         while len(seen) < 2:
             seen += map(number_of, one.read(timeout_s=WAIT_S))
         assert (seen, one.num_lost) == ([0, 1], 0)
-    assert [near.store.stream_info(stream).host for stream in ('s', 'other')] == ['', '']
+    assert [near.stream_info(stream).host for stream in ('s', 'other')] == ['', '']
 
 
 def test_drop_oldest_invalidates_views(opened):
@@ -691,7 +675,7 @@ def test_damaged_host_plane_payload_is_refused_by_name(opened):
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._rings['s']._rings
+    (ring,) = writer._streams._rings['s']._rings
     ring._data[30:31] = b'~'
     assert len(near.read('s', max_entries=1)) == 1
     with pytest.raises(CorruptPayload, match="entry 2 of 's'"):
@@ -752,7 +736,7 @@ def test_forked_and_pickled_stores_have_their_own_rings(opened):
 
 def test_threads_of_a_forked_child_wait_for_its_own_files(opened, monkeypatch):
     writer, near = opened(), opened()
-    reader, really_opened = Reader(near, 's', 'near'), host_cache._opened
+    reader, really_opened = Reader(near, 's', 'near'), store_module._opened
     for number in range(2):
         writer.append('s', {}, chunk(number))
 
@@ -770,7 +754,7 @@ def test_threads_of_a_forked_child_wait_for_its_own_files(opened, monkeypatch):
     others = []
 
     def work():
-        monkeypatch.setattr(host_cache, '_opened', opened_slowly)
+        monkeypatch.setattr(store_module, '_opened', opened_slowly)
         append(range(20, 23))
         others[0].join(WAIT_S)
         os.write(writing, b'!')
@@ -885,7 +869,7 @@ def test_entries_of_a_dead_writer_are_lost_on_other_hosts(opened, caplog):
     writer = opened()
     writer.append('s', {}, chunk(4))
     far = opened('b')
-    far._resolver._patience_s = 0.2
+    far.client.server.patience_s = 0.2
     reader = Reader(far, 's', 'far')
     seen = list(map(number_of, reader.read()))
     if seen == [0]:  # It went over the wire, before its writer knew of a reader.
@@ -898,11 +882,11 @@ def test_entries_of_a_dead_writer_are_lost_on_other_hosts(opened, caplog):
 
 def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
     """Its entries from before are lost; that it appended others since then says that it lives."""
-    now, patience_s = [0.0], transports.PATIENCE_S
+    now, patience_s = [0.0], protocol.PATIENCE_S
     monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     assert patience_s > RedisOptions().reconnect_timeout_s
     far = MemoryStore(memory=Memory())
-    writer = Quiet(far.another(), str(tmp_path))
+    writer = quiet(far.another(host=HostOptions(host_cache_dir=str(tmp_path))))
     writer.register('s', 'near')
     for number in range(3):
         writer.append('s', {}, chunk(number))
@@ -914,15 +898,15 @@ def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
     assert far.read('s', last) == []
     now[0] += patience_s - 1
     assert far.read('s', last) == []
-    writer._writer.check_stream('s')
+    writer.client._writer.check_stream('s')
     assert [number_of(entry) for entry in far.read('s', last)] == [3]
     writer.close()
 
 
 def test_patience_with_a_writer_exceeds_its_reconnect_timeout(opened):
-    for reconnect_timeout_s, patience_s in ((60.0, transports.PATIENCE_S), (600.0, 900.0)):
+    for reconnect_timeout_s, patience_s in ((60.0, protocol.PATIENCE_S), (600.0, 900.0)):
         store = opened(reconnect_timeout_s=reconnect_timeout_s)
-        assert [each._resolver._patience_s for each in (store, store.store)] == [patience_s] * 2
+        assert store.client.server.patience_s == patience_s
 
 
 @pytest.fixture
@@ -931,7 +915,7 @@ def silent(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(transports, 'time', SimpleNamespace(monotonic=lambda: now[0]))
     far = MemoryStore(memory=Memory())
-    writer = Quiet(far.another(), str(tmp_path))
+    writer = quiet(far.another(host=HostOptions(host_cache_dir=str(tmp_path))))
     writer.register('s', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
@@ -944,36 +928,36 @@ def test_read_stops_before_entries_behind_a_memory_loss(silent, monkeypatch):
     """It comes again, before what was behind it; who passed it over would take it for a repetition."""
     far = silent.far
     far.append('s', {}, chunk(2))
-    records = far.read_records('s', silent.first.id, 64, 0.0)
+    records = far.client.read('s', silent.first.id, 64, 0.0)
     assert [is_reference(record.payload) for record in records] == [True, False]
 
     def told_before_it_was_lost(*arguments):
         far.lose_memory()
         return records
 
-    monkeypatch.setattr(far, 'read_records', told_before_it_was_lost)
+    monkeypatch.setattr(far.client, 'read', told_before_it_was_lost)
     assert far.read('s', silent.first.id) == []
 
 
 def test_time_without_a_server_does_not_count_against_writers(silent, monkeypatch):
-    silent.now[0] += transports.PATIENCE_S - 1
-    monkeypatch.setattr(MemoryStore, 'num_sessions', 1)
+    silent.now[0] += protocol.PATIENCE_S - 1
+    monkeypatch.setattr(protocol.Availability, 'num_sessions', 1)
     silent.now[0] += 2
     assert silent.far.read('s', silent.first.id) == []
-    silent.now[0] += transports.PATIENCE_S + 1
+    silent.now[0] += protocol.PATIENCE_S + 1
     assert [entry.is_lost for entry in silent.far.read('s', silent.first.id)] == [True]
 
 
 def test_writer_is_given_up_despite_lost_connections(silent, monkeypatch):
     """As those do that a server closes because nobody has used them for a while."""
     for num_sessions in range(3 * transports.MAX_PATIENCES):
-        monkeypatch.setattr(MemoryStore, 'num_sessions', num_sessions)
+        monkeypatch.setattr(protocol.Availability, 'num_sessions', num_sessions)
         seen = silent.far.read('s', silent.first.id)
         if seen:
             break
-        silent.now[0] += transports.PATIENCE_S / 2
+        silent.now[0] += protocol.PATIENCE_S / 2
     assert [entry.is_lost for entry in seen] == [True]
-    assert silent.now[0] == transports.MAX_PATIENCES * transports.PATIENCE_S
+    assert silent.now[0] == transports.MAX_PATIENCES * protocol.PATIENCE_S
 
 
 def test_unread_ring_of_a_dead_writer_stays_until_read(opened):
@@ -1027,7 +1011,7 @@ def test_append_without_a_server_keeps_its_entry(forgetful_server, tmp_path, is_
         for number in range(1, 1 + is_near):
             writer.append('s', {}, chunk(number))
         forgetful_server.kill()
-        writer.store._writer._checked_at = 0.0  # long ago
+        writer.client._writer._checked_at = 0.0  # long ago
         with pytest.raises(StoreUnavailable):
             writer.append('s', {}, chunk(8))
         forgetful_server.start()
@@ -1053,7 +1037,7 @@ def test_arrays_are_views_of_the_ring(opened):
         writer.append('s', {}, {'x': np.zeros(10, np.uint8)})
     _, entry = reader.read()
     assert not entry.arrays['x'].any()
-    (ring,) = writer._rings['s']._rings
+    (ring,) = writer._streams._rings['s']._rings
     ring._data[:] = b'\xff' * len(ring._data)
     assert entry.arrays['x'].all()
     assert not entry.arrays['x'].flags.writeable

@@ -10,12 +10,15 @@ from collections import Counter
 
 import pytest
 from needs import IS_LONG
-from test_shared_memory import CarelessMemory, Quiet
+from test_shared_memory import CarelessMemory, quiet
 
-from ding_store.storage.exactly_once.outbox import WIRE
 from ding_store.storage.exactly_once.reader import Reader
-from ding_store.storage.memory import Memory, MemoryStore
+from ding_store.storage.memory.server import MemoryServer
+from ding_store.storage.memory.store import Memory, MemoryStore
+from ding_store.storage.options import HostOptions
+from ding_store.storage.protocol import WIRE
 from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.server import RedisServer
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings
 from ding_store.storage.shared_memory.mapped_files import PAGE
@@ -88,7 +91,8 @@ class Interleaved:
 
     def __init__(self, tmp_path, seed, monkeypatch, place):
         self.random = random.Random(seed)
-        self.place, self.directories = place, (str(tmp_path / 'a'), str(tmp_path / 'b'))
+        self.place = place
+        self.hosts = [HostOptions(host_cache_dir=str(tmp_path / name)) for name in 'ab']
         self.stopped = None  # the step at which a writer is
         self.stops, self.joins = Counter(), 0
         self.count, self.learned, self.far = 0, [], None
@@ -96,12 +100,12 @@ class Interleaved:
         self.appended_by = {}
         self._stop_in_rings(monkeypatch)
         self.writers = [self.writer(), self.writer()]
-        self.learners_store = Quiet(place.open(), self.directories[0])
+        self.learners_store = quiet(place.open(host=self.hosts[0]))
         self.learner = Reader(self.learners_store, STREAM, 'learner')
 
     def writer(self):
-        store = self.place.open(max_pending_bytes=LIMIT)
-        send_request, fill = store._writer._send_request, store._writer._backfill
+        store = self.place.open(max_pending_bytes=LIMIT, host=self.hosts[0])
+        send_request, fill = store.client.server.append, store.client.server.backfill
 
         def announced(said):
             self.at('announcing')
@@ -119,9 +123,12 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        writer = store._writer
-        writer._send_request, writer._backfill, writer._wait_for_capacity = announced, filled, blocked
-        return Quiet(store, self.directories[0])
+        store.client.server.append, store.client.server.backfill, store.client._writer._wait_for_capacity = (
+            announced,
+            filled,
+            blocked,
+        )
+        return quiet(store)
 
     def _stop_in_rings(self, monkeypatch):
         announce_reserved, commit, pack = RingWriter._announce_reserved, RingWriter.commit, Rings.pack
@@ -156,7 +163,7 @@ class Interleaved:
     def join(self):
         if self.far is None:
             has_files = self.random.random() < 0.1
-            store = Quiet(self.place.open(), self.directories[1]) if has_files else self.place.open()
+            store = quiet(self.place.open(host=self.hosts[1])) if has_files else self.place.open()
             self.far = Far(store, self.random.choice(('oldest', 'now')))
             self.joins += 1
 
@@ -195,7 +202,7 @@ class Interleaved:
     def help(self):
         """What the writers' own threads do."""
         for store in self.writers:
-            store._writer.check_stream(STREAM)
+            store.client._writer.check_stream(STREAM)
 
     def catch_up(self):
         """All that was appended reaches all readers, with the writers' help, and nobody comes who would help, too."""
@@ -242,8 +249,8 @@ def _small_rings_and_no_complaints(monkeypatch):
     monkeypatch.setattr(rings, 'FIRST_BYTES', PAGE)
     monkeypatch.setattr(rings, 'PATIENCE_S', 0.0)
     # Nobody complains: the planes alone must see to it that everything arrives.
-    for kind in (MemoryStore, RedisStore):
-        monkeypatch.setattr(kind, 'want', lambda self, stream: None)
+    for kind in (MemoryServer, RedisServer):
+        monkeypatch.setattr(kind, 'request_backfills', lambda self, stream: None)
 
 
 def run(tmp_path, monkeypatch, num_runs, place, num_appends=60):
@@ -291,7 +298,7 @@ def test_interleavings_find_a_server_accepting_stale_ones(tmp_path, monkeypatch,
 
     def careless(appends, said, *place):
         with redis_server.client() as client:
-            transport = client.hget(appends._key(STREAM, 'meta'), 'plane')
+            transport = client.hget(appends._keys.of(STREAM, 'meta'), 'plane')
         return append(appends, said if said.transport == WIRE else said._replace(transport=int(transport or 0)), *place)
 
     monkeypatch.setattr(RedisAppends, '_append', careless)

@@ -68,7 +68,7 @@ def test_four_readers_of_a_host_cause_one_download(forgetful_server, tmp_path, t
         work = [follow(there, f'reader{number}', 5, host_plane=transport) for number in range(4)]
         pipes = [stack.enter_context(child(one))[1] for one in work]
         assert [pipe.readline() for pipe in pipes] == ['ready\n'] * 4
-        writer.store.own_writer.check_stream(STREAM)  # its first question about a stream takes a GET
+        writer.client.own_writer.check_stream(STREAM)  # its first question about a stream takes a GET
         calls, num_bytes = sent_by(forgetful_server)
         for number in range(5):
             writer.append(STREAM, {}, chunk(number, LARGE))
@@ -330,7 +330,7 @@ def no_directory(store):
 
 
 def a_lock_that_hangs(store):
-    store._copies._streams[STREAM].lock.patience_s = 0.05
+    store._streams._copies._streams[STREAM].lock.patience_s = 0.05
     store.held = claim(store._cache.fetch_path_of(f'stream {STREAM}'))
 
 
@@ -390,7 +390,7 @@ def test_downloads_known_are_bounded_if_a_reader_never_acks(hosts, monkeypatch):
             (entry,) = reader.read(1, WAIT_S)
             assert is_mapped(entry.arrays['x'], '.payload')
             reader.ack()
-        assert len(first._copies._streams[STREAM].used) == 4
+        assert len(first._streams._copies._streams[STREAM].used) == 4
         assert len(files(there)) == 10
         second.ack(STREAM, 'viewer', entry.id)
         # All of them go, those that are forgotten, too.

@@ -254,7 +254,7 @@ def test_part_that_is_missing_or_damaged_is_never_read(hosts, redis_server):
         writer.put(NAME, {}, weights(1))
         assert number_of(reader.get(NAME)) == 1
         writer.put(NAME, {}, weights(2))
-        part = f'{writer._values._part_key(NAME, newest(writer)[-1].token)}{newest(writer)[-1].number}'
+        part = f'{writer.client.server._values._part_key(NAME, newest(writer)[-1].token)}{newest(writer)[-1].number}'
         content = bytearray(client.get(part))
         content[1000] ^= 1
         client.set(part, bytes(content))
@@ -273,7 +273,7 @@ def test_versions_replaced_during_their_fetch_are_skipped(hosts, monkeypatch, ca
     transport = {'host_plane': 'off'}
     with here.open(**transport) as writer, there.open(**transport) as reader, there.open(**transport) as second:
         writer.put(NAME, {}, weights(0))
-        resolver = reader._value_resolver
+        resolver = reader._values._resolver
         fetch, calls = resolver._fetch, []
 
         def overtaken(name, listed):
@@ -295,7 +295,7 @@ def test_versions_replaced_during_their_fetch_are_skipped(hosts, monkeypatch, ca
 
 
 def newest(store):
-    return value_parts.unpack(store.get_version(NAME, 0).payload).parts
+    return value_parts.unpack(store.client.get(NAME).payload).parts
 
 
 def test_random_changes_of_values_all_arrive(hosts, redis_server, monkeypatch):
@@ -320,7 +320,7 @@ def test_random_changes_of_values_all_arrive(hosts, redis_server, monkeypatch):
             assert all(np.array_equal(value.arrays[name], arrays[name]) for name in arrays)
         with redis_server.client() as client:
             left = len(client.keys(f'ding:{{{here.run}/{NAME}/*:part:*'))
-        assert left <= 2 * len(value_parts.unpack(second.store.get_version(NAME, 0).payload).parts)
+        assert left <= 2 * len(value_parts.unpack(second.client.get(NAME).payload).parts)
         assert second.delete(NAME)
     with redis_server.client() as client:
         assert client.keys(f'ding:{{{here.run}/{NAME}/*:part:*') == []

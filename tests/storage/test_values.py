@@ -28,12 +28,12 @@ from ding_store.errors import (
 )
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import encode_pieces
-from ding_store.storage.memory import MemoryStore
+from ding_store.storage.memory.store import MemoryStore
+from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import shared_values, slots
-from ding_store.storage.shared_memory.host_cache import HostCache
 from ding_store.storage.shared_memory.slots import SlotWriter
 from ding_store.storage.testing import WAIT_S, eventually
 
@@ -58,7 +58,7 @@ def test_value_too_large_to_travel_is_refused_by_its_put(redis_server, tmp_path,
     """Also where all readers so far are on this host: one elsewhere would wait for it in vain."""
     with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
         assert store.put(NAME, {}, weights(1)) == 1
-        monkeypatch.setattr('ding_store.storage.redis.store.MAX_PAYLOAD_BYTES', 4 * LARGE)
+        monkeypatch.setattr(store.client.server, 'max_payload_bytes', 4 * LARGE)
         with pytest.raises(NotEnoughSpace, match=f"value '{NAME}' has 80.* bytes, and the limit is 800000"):
             store.put(NAME, {}, weights(2))
         assert store.put(NAME, {}, weights(3, LARGE - 1000)) == 2
@@ -75,9 +75,9 @@ def test_backfill_that_fails_is_logged_once(redis_server, tmp_path, monkeypatch,
             raise StoreError('the server says no')
 
         refused.count = 0
-        monkeypatch.setattr(store.store, 'backfill_version', refused)
+        monkeypatch.setattr(store.client.server, 'backfill_version', refused)
         with open_store(redis_server.url, run, host_plane='off') as elsewhere:
-            elsewhere.request_version(NAME)
+            elsewhere.client.server.request_version(NAME)
             eventually(lambda: refused.count > 1, 'it is tried again')
             monkeypatch.undo()
             assert number_of(elsewhere.get(NAME, timeout_s=WAIT_S)) == 1
@@ -102,7 +102,7 @@ def opened(redis_server, tmp_path):
 
 def in_slot(store, name=NAME):
     """Whether the newest version is in a slot, and whether its payload is in the store as well."""
-    found = store.store.get_version(name, 0)
+    found = store.client.get(name)
     return bool(found.reference), bool(found.payload)
 
 
@@ -324,14 +324,14 @@ def test_writer_killed_during_a_put_leaves_a_whole_version(opened, monkeypatch, 
 
             slots.np.copyto = copy_half
         else:
-            put_version = store.store.put_version
+            put_version = store.client.server.put
 
             def put_or_die(*arguments):
                 if moment == 'after the announcement':
                     put_version(*arguments)
                 die()
 
-            store.store.put_version = put_or_die
+            store.client.server.put = put_or_die
         print('ready', file=pipe)
         store.put(NAME, {}, weights(4))
 
@@ -414,7 +414,7 @@ def test_put_refused_at_maxmemory_uses_no_slot(opened, monkeypatch):
         def no_memory(*arguments):
             raise ServerFull('on purpose')
 
-        patch.setattr(writer.store, 'put_version', no_memory)
+        patch.setattr(writer.client.server, 'put', no_memory)
         for _ in range(20):
             with pytest.raises(ServerFull):
                 writer.put(NAME, {}, weights(9))
@@ -441,13 +441,13 @@ def test_values_after_losing_the_newest_versions_arrive(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
-    with writer.store._connection._session.borrowed() as connection:
-        key = writer.store._keys.of(NAME, 'value')
+    with writer.client.server._connection._session.borrowed() as connection:
+        key = writer.client.server._keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()
         for number in (2, 3):
             writer.put(NAME, {}, weights(number))
-        for command in (('DEL', key), ('HSET', writer.store._keys.of(NAME, 'version'), 'version', 1)):
+        for command in (('DEL', key), ('HSET', writer.client.server._keys.of(NAME, 'version'), 'version', 1)):
             connection.send_command(*command)
             connection.read_response()
         connection.send_command('XADD', key, redis_id, *fields)
@@ -527,7 +527,8 @@ class TwoHosts(RuleBasedStateMachine):
                 self.open(f'{host}{number}')
 
     def open(self, who):
-        store = HostCache(self.memory.another(check_every_s=0.01), os.path.join(self.directory, who[0]), 1 << 20)
+        host = HostOptions(host_cache_dir=os.path.join(self.directory, who[0]), host_cache_bytes=1 << 20)
+        store = self.memory.another(check_every_s=0.01, host=host)
         store._values._start_backfilling = lambda: None  # What is filled when is up to the machine.
         self.stores[who] = store
 
@@ -604,7 +605,7 @@ class TwoHosts(RuleBasedStateMachine):
     @property
     def home(self):
         """The host that has the file of the newest version; None if it was removed, or there is none."""
-        found = self.memory.get_version(NAME, 0)
+        found = self.memory.client.get(NAME)
         name = f'{shared_values.SlotReference.unpack(found.reference).file}.slots' if found.reference else ''
         hosts = [host for host in 'ab' if list(pathlib.Path(self.directory, host).rglob(name or 'none'))]
         return hosts[0] if hosts else None
@@ -663,7 +664,7 @@ def lenient(lease):
 def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, monkeypatch, is_done):
     """Whether the server has had them is asked; else, with all slots in doubt, everything would go over the wire."""
     with open_store(redis_server.url, f'doubt-{is_done}', host_cache_dir=str(tmp_path)) as store:
-        put = store.store.put_version
+        put = store.client.server.put
 
         def lost(*arguments):
             if is_done:
@@ -672,27 +673,27 @@ def test_announcements_without_a_reply_keep_no_slots(redis_server, tmp_path, mon
 
         store.put('w', {'number': -1}, {'x': np.full(1 << 16, -1)})
         for number in range(12):
-            monkeypatch.setattr(store.store, 'put_version', lost)
+            monkeypatch.setattr(store.client.server, 'put', lost)
             with pytest.raises(StoreUnavailable):
                 store.put('w', {'number': number}, {'x': np.full(1 << 16, number)})
             found = store.get('w')
             assert found.header['number'] == (number if is_done else -1)
             assert (found.arrays['x'] == found.header['number']).all()
-        monkeypatch.setattr(store.store, 'put_version', put)
+        monkeypatch.setattr(store.client.server, 'put', put)
         store.put('w', {'number': 12}, {'x': np.full(1 << 16, 12)})
         assert store.get('w').header == {'number': 12}
-        assert store.store.get_version('w', 0).reference
+        assert store.client.get('w').reference
 
 
 def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeypatch):
     writer = opened()
-    put = writer.store.put_version
+    put = writer.client.server.put
 
     def lost(*arguments):
         put(*arguments)
         raise StoreUnavailable('its reply is lost')
 
-    monkeypatch.setattr(writer.store, 'put_version', lost)
+    monkeypatch.setattr(writer.client.server, 'put', lost)
     with pytest.raises(StoreUnavailable):
         writer.put(NAME, {}, weights(1))
     assert number_of(opened('b').get(NAME, timeout_s=WAIT_S)) == 1
@@ -701,14 +702,14 @@ def test_remote_reader_gets_a_first_version_whose_reply_was_lost(opened, monkeyp
 @pytest.mark.parametrize('error', [StoreUnavailable('its reply is lost'), KeyboardInterrupt()])
 def test_closed_writer_leaves_a_version_without_a_reply_to_all(opened, tmp_path, monkeypatch, error):
     writer = opened()
-    put = writer.store.put_version
+    put = writer.client.server.put
     writer.put(NAME, {}, weights(1))
 
     def lost(*arguments):
         put(*arguments)
         raise error
 
-    monkeypatch.setattr(writer.store, 'put_version', lost)
+    monkeypatch.setattr(writer.client.server, 'put', lost)
     with pytest.raises(type(error)):
         writer.put(NAME, {}, weights(2))
     assert in_slot(writer) == (True, False)
@@ -719,9 +720,9 @@ def test_closed_writer_leaves_a_version_without_a_reply_to_all(opened, tmp_path,
 
 def test_older_put_that_expects_another_version_is_refused(redis_server):
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
-        older = store._values.put_command('v', b'')
+        older = store.client.server._values.put_command('v', b'')
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
-        session = store._connection.call('look', lambda session: session)
+        session = store.client.server._connection.call('look', lambda session: session)
         token, newest, _, payload, *rest = older.arguments
         assert session.run('put', older.keys, token, newest, 1, payload, *rest)[:3] == [0, 2, 2]
         store.clear()
@@ -746,10 +747,14 @@ def test_late_put_replaces_no_newer_version_of_its_writer(redis_server, monkeypa
         with monkeypatch.context() as noted:
             noted.setattr(ServerSession, 'run', noting)
             put(0)
-        late = sent[0] if way == 'put' else store._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
+        late = (
+            sent[0]
+            if way == 'put'
+            else store.client.server._values.put_command('v', encode_pieces({'number': 0}, {}).sealed())
+        )
         for number in (1, 2):
             version = put(number)
-        session = store._connection.call('look', lambda session: session)
+        session = store.client.server._connection.call('look', lambda session: session)
         assert session.run(late.script, late.keys, *late.arguments)[:3] == [1, version, version - 1]
         assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
         assert put(3) == version + 1

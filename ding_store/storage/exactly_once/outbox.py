@@ -2,7 +2,7 @@
 
 The server keeps, per writer, the last sequence number that it accepted, and refuses any out of turn. It may lose a
 reply, the newest entries or everything. In each case the writer sends what it still holds again, in order.
-``lua/append.lua`` and ``memory_log.py`` are the two servers.
+``redis/lua/append.lua`` and ``memory/log.py`` are the two servers.
 """
 
 from __future__ import annotations
@@ -11,95 +11,27 @@ import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Callable, Deque, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Deque, Optional, Tuple, Union
 
 from ding_store.errors import ServerFull, StoreClosed, StoreDenied, StoreError, StoreUnavailable
+from ding_store.storage.protocol import (
+    FORGOTTEN,
+    FULL,
+    GAP,
+    OK,
+    STALE,
+    WIRE,
+    AppendReply,
+    AppendRequest,
+    Backfill,
+    Ends,
+    FreedCapacity,
+)
 
 logger = logging.getLogger(__name__)
 
-#: Statuses of the server's reply to an append.
-OK = 'OK'  # accepted now or earlier: ``number`` is its place
-STALE = 'STALE'  # the stream has another epoch: send again with the state of this reply
-GAP = 'GAP'  # entries before this one are missing: send again from ``last + 1``
-FULL = 'FULL'  # no room: wait until the stream's counter of freed entries passes ``freed``
-PLANE = 'PLANE'  # the reference is for a past transport: send again for the one in this reply
-FORGOTTEN = 'FORGOTTEN'  # the server dropped this writer, which was silent while many others came and went
-
-#: The server keeps a writer while it holds an entry of it. A writer that left is dropped with its last entry. Among
-#: the others, the server keeps those with the newest entries: at least this many, and at most twice as many.
-MAX_SILENT_WRITERS = 512
-
-#: The transport of a payload in bytes: the server accepts it at any time.
-WIRE = -1
-
 #: Maximum number of replies in a row without progress. A working server answers STALE once, and then OK.
 MAX_REFUSED = 100
-
-
-class AppendRequest(NamedTuple):
-    """
-    Overview:
-        A writer's request to append one entry. ``base`` is the lowest sequence that the writer still holds: it never
-        sends one below. With sequence 0, the request appends nothing and returns the stream's state.
-    """
-
-    stream: str
-    epoch: str
-    sequence: int
-    base: int
-    payload: bytes = b''
-    max_pending_bytes: int = 0  # 0: no limit, for entries that were accepted once
-    drop_oldest: bool = False
-    size: int = 0  # bytes of the payload, also if only a reference to it is sent
-    transport: int = WIRE  # number of the transport that this reference is for
-    readers: str = ''  # durable readers that the server may have lost, from an earlier reply
-    last_reply: str = ''  # "<last>:<number>" of the last reply of this epoch: a server that has less lost entries
-    admission: int = 0  # number that the server gave this writer; 0: none
-    listed: int = 0  # ``listed`` of the last reply with readers
-
-
-#: Two counts of ended runs of this name. First: all data of the server was put aside. Second: the stream was
-#: deleted since then. If a count grew, missing entries are not lost: they ended with their run.
-Ends = Tuple[int, int]
-
-
-class AppendReply(NamedTuple):
-    """The server's reply to an ``AppendRequest``: a status and the stream's state."""
-
-    status: str
-    epoch: str  # '': there is no such stream
-    number: int  # of the entry sent; for STALE, GAP and sequence 0 of this writer's last one
-    last: int  # this writer's last accepted sequence
-    floor: int  # entries up to here are trimmed: their copies can go
-    freed: int
-    num_dropped: int
-    transport: int = 0
-    host: str = ''  # all readers are on it: references to its files are accepted; '': only payloads
-    wanted: int = 0  # entries up to here must be readable through Redis
-    ends: Ends = (0, 0)  # valid only if ``epoch`` differs from that of the request
-    readers: Optional[str] = ''  # in the format of ``lua/stream.lua``; None: unchanged
-    chain: str = ''  # up to the entry sent, if it was accepted now
-    admission: int = 0  # number of this writer's admission to the stream
-    listed: int = 0  # grows when the readers change
-
-
-class FreedCapacity(NamedTuple):
-    """The server's notification to writers that wait for room."""
-
-    counter: int  # grows with everything that makes room
-    epoch: str
-    floor: int  # entries of this epoch up to here are trimmed
-    chain: str = ''  # up to there
-
-
-class Backfill(NamedTuple):
-    """The payload of an entry that a writer had sent as a reference."""
-
-    stream: str
-    epoch: str
-    sequence: int
-    number: int  # of the entry, or an upper bound of it
-    payload: bytes
 
 
 class Payload:

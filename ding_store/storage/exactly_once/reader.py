@@ -6,10 +6,10 @@ import logging
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Set
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Protocol, Set
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError
-from ding_store.storage.base import Entry, EntryId, Header, Store, StreamInfo
+from ding_store.storage.base import Entry, EntryId, Header, StreamInfo
 from ding_store.storage.exactly_once.losses import Losses
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,22 @@ ON_CORRUPT = ('stop', 'skip')
 #: How many marks of absent writers a reader keeps, newest first. After a server lost its memory, the limit grows by
 #: the number of writers it had, because they may come back.
 MAX_CARRIED = 1024
+
+
+class ReadableStore(Protocol):
+    """The calls of a store that a reader makes: see ``Store``."""
+
+    def read(self, stream: str, after: EntryId, max_entries: int, timeout_s: float) -> List[Entry]: ...
+
+    def register(self, stream: str, reader: str, durable: bool = True, start: str = 'oldest') -> EntryId: ...
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None: ...
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None: ...
+
+    def forget(self, stream: str, reader: str) -> bool: ...
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]: ...
 
 
 class Reader:
@@ -54,7 +70,7 @@ class Reader:
 
     def __init__(
         self,
-        store: Store,
+        store: ReadableStore,
         stream: str,
         name: str,
         durable: bool = True,

@@ -24,16 +24,9 @@ from ding_store.errors import (
 from ding_store.storage.base import Arrays, EntryId, Header
 from ding_store.storage.encoding.compression import AUTO, Choice
 from ding_store.storage.encoding.framing import encode, encode_pieces
-from ding_store.storage.exactly_once.outbox import (
-    AppendReply,
-    AppendRequest,
-    Backfill,
-    FreedCapacity,
-    Outbox,
-    Payload,
-    Refused,
-)
+from ding_store.storage.exactly_once.outbox import Outbox, Payload, Refused
 from ding_store.storage.options import StoreOptions, StreamOptions
+from ding_store.storage.protocol import FreedCapacity, Server
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +39,6 @@ SPARE_STREAMS = 64
 FORGET_EVERY_S = 3600.0
 #: Deleted streams whose last sequence is kept. A reader that outlived the stream still has a mark of this writer.
 MAX_ENDED = 10_000
-
-WaitForCapacity = Callable[[str, int, float], Optional[FreedCapacity]]
 
 
 def writer_id() -> str:
@@ -92,9 +83,8 @@ class StreamWriter:
         self,
         stream: str,
         options: StreamOptions,
-        send_request: Callable[[AppendRequest], AppendReply],
-        backfill: Optional[Callable[[Backfill], None]] = None,
-        start: int = 0,
+        server: Server,
+        start: int,
     ) -> None:
         self.lock = _Lock()
         self.is_dropped = False  # Another stream writer may have replaced it by now.
@@ -102,7 +92,8 @@ class StreamWriter:
         self.options = options
         self.may_drop = options.overflow == 'drop_oldest'  # entries that no reader has acked
         self._compression = Choice()
-        self.outbox = Outbox(stream, send_request, options.max_pending_bytes, self.may_drop, backfill, start)
+        limits = options.max_pending_bytes, self.may_drop
+        self.outbox = Outbox(stream, server.append, *limits, server.backfill, start)
         self.is_waiting = False  # the thread that holds the lock waits for room
         self._dropping = False
         self._num_dropped = 0
@@ -179,28 +170,15 @@ class Writer:
     Overview:
         The sending side of one open store. Thread-safe. Appends to one stream take turns, so that entries arrive in the
         order of their sequence numbers.
-    Arguments:
-        - send_request (:obj:`Callable`): Sends an append to the server, in one round trip.
-        - wait_for_capacity (:obj:`Callable`): ``(stream, freed, timeout_s)``: waits until the stream's counter of freed
-          entries may have passed ``freed``, or the time is over. It returns the server's answer.
-        - backfill (:obj:`Callable`): Sends a payload after its entry, in one round trip.
-        - leave (:obj:`Callable`): ``(stream, admission)``: reports that this writer appends no more.
+    Attributes:
+        - is_closed (:obj:`bool`): Set when the store is closed. Appends that wait for room then raise StoreClosed.
     """
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        send_request: Callable[[AppendRequest], AppendReply],
-        wait_for_capacity: WaitForCapacity,
-        backfill: Optional[Callable[[Backfill], None]] = None,
-        leave: Callable[[str, int], None] = lambda stream, admission: None,
-    ) -> None:
+    def __init__(self, options: StoreOptions, server: Server) -> None:
         self.check_every_s = options.check_every_s
+        self.is_closed = False
         self._options = options
-        self._send_request = send_request
-        self._wait_for_capacity = wait_for_capacity
-        self._backfill = backfill
-        self._leave = leave
+        self._server = server
         self._stream_writers: Dict[str, StreamWriter] = {}
         self._stream_writers_lock = threading.Lock()
         self._max_streams, self._forgot_at = SPARE_STREAMS, time.monotonic()
@@ -337,7 +315,7 @@ class Writer:
                 )
             if outbox.may_leave and not is_away():
                 with suppress(StoreError):
-                    self._leave(outbox.stream, outbox.admission)
+                    self._server.leave(outbox.stream, outbox.admission)
         with self._stream_writers_lock:
             self._stream_writers = {}  # Payloads may refer to mapped files, which are part of reference cycles.
 
@@ -350,6 +328,14 @@ class Writer:
             if is_held and not stream_writer.is_dropped:
                 stream_writer.outbox.let_all_go()
                 self._drop(stream_writer)
+
+    def _wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
+        """Wait in slices: between them, the caller's thread sends again what the server lost."""
+        if self.is_closed:
+            raise StoreClosed(f'the store was closed while {stream!r} had no room')
+        if not self._server.availability.is_nonblocking:
+            self.check()
+        return self._server.wait_for_capacity(stream, freed, min(timeout_s, self.check_every_s))
 
     def _is_time_to_forget(self) -> bool:
         return len(self._stream_writers) > self._max_streams or time.monotonic() - self._forgot_at > FORGET_EVERY_S
@@ -366,7 +352,7 @@ class Writer:
         """Drop the writer of a deleted stream, unless it has unsent entries. The caller holds its lock."""
         stream = stream_writer.outbox.stream
         if stream_writer.outbox.may_leave:
-            self._leave(stream, stream_writer.outbox.admission)
+            self._server.leave(stream, stream_writer.outbox.admission)
         with self._stream_writers_lock:
             if len(stream_writer.outbox) or self._stream_writers.get(stream) is not stream_writer:
                 return
@@ -385,9 +371,7 @@ class Writer:
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
                 start = self._ended.get(stream, self._ended_before)
-                stream_writer = StreamWriter(
-                    stream, self._options.of(stream), self._send_request, self._backfill, start
-                )
+                stream_writer = StreamWriter(stream, self._options.of(stream), self._server, start)
                 stream_writer.is_continued = stream in self._ended
                 self._stream_writers[stream] = stream_writer
             return self._stream_writers[stream]

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 from ding_store.errors import ServerFull
 from ding_store.storage.base import Buffer
-from ding_store.storage.exactly_once.outbox import (
-    FULL,
-    MAX_SILENT_WRITERS,
-    STALE,
-    WIRE,
-    AppendReply,
-    AppendRequest,
-    Backfill,
-)
+from ding_store.storage.protocol import FULL, MAX_SILENT_WRITERS, STALE, WIRE, AppendReply, AppendRequest, Backfill
+from ding_store.storage.redis.connection import Connection
+from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import is_large, place_of, publish_in_parts
 from ding_store.storage.redis.server_session import Before, ServerSession
 
@@ -32,33 +26,17 @@ class RedisAppends:
     Overview:
         Sends the requests of one writer. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
-        - script (:obj:`Callable`): ``(session, script, stream, arguments, before)``: runs a script on a stream.
-        - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
         - writer (:obj:`str`): The writer's id.
-        - index (:obj:`Callable`): Called with the stream before each append. Puts it on the list of the run's names.
-        - doubt (:obj:`Callable`): Called with a stream whose epoch is over: the list may lack it.
     """
 
-    def __init__(
-        self,
-        call: Callable[[str, Callable[[ServerSession], Any]], Any],
-        script: Callable[..., Any],
-        key: Callable[[str, str], str],
-        writer: str,
-        index: Callable[[str], None],
-        doubt: Callable[[str], None],
-    ) -> None:
-        self._call = call
-        self._script = script
-        self._key = key
+    def __init__(self, connection: Connection, keys: RunKeys, writer: str) -> None:
+        self._connection = connection
+        self._keys = keys
         self._writer = writer
-        self._index = index
-        self._doubt = doubt
 
     def send_request(self, request: AppendRequest) -> AppendReply:
         if request.sequence > 0:
-            self._index(request.stream)
+            self._keys.list_name('stream', request.stream)
         if len(request.payload) >= ASK_BYTES:
             reply = self._append(request, b'', -1, '', None)
             if reply.status != ROOM:
@@ -90,7 +68,9 @@ class RedisAppends:
 
         def backfill(place: bytes, num_parts: int, key: str, before: Optional[Before]) -> Any:
             arguments = (*known, num_parts, key, place)
-            return self._call(what, lambda session: self._script(session, 'fill', request.stream, arguments, before))
+            return self._connection.call(
+                what, lambda session: self._keys.run(session, 'fill', request.stream, arguments, before)
+            )
 
         try:
             publish_in_parts(what, key, request.payload, backfill, lambda reply: reply < 0)
@@ -102,13 +82,13 @@ class RedisAppends:
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
         """Delete the parts of a refused payload: they would only take up room."""
         keys = place_of(key, payload).keys
-        self._call(what, lambda session: session.client.unlink(*keys))
+        self._connection.call(what, lambda session: session.client.unlink(*keys))
 
     def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
         if not is_large(payload):
             return ''
         # The checksum is in the key: a sequence that was taken back may be used again for another payload.
-        return self._key(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
+        return self._keys.of(f'{stream}/{self._writer}', f'{sequence}:{payload[4:8].hex()}:part:')
 
     def _append(
         self, request: AppendRequest, payload: Buffer, num_parts: int, key: str, before: Optional[Before]
@@ -134,11 +114,12 @@ class RedisAppends:
         )
 
         def run(session: ServerSession) -> Any:
-            return session.generation.num_ends, self._script(session, 'append', request.stream, arguments, before)
+            reply = self._keys.run(session, 'append', request.stream, arguments, before)
+            return session.generation.num_ends, reply
 
-        num_runs, (status, epoch, host, *numbers) = self._call(f'append to {request.stream!r}', run)
+        num_runs, (status, epoch, host, *numbers) = self._connection.call(f'append to {request.stream!r}', run)
         if status == STALE.encode():
-            self._doubt(request.stream)
+            self._keys.doubt_stream(request.stream)  # The list may lack it.
         number, last, floor, freed, dropped, transport, wanted, num_ends, admission, listed, readers, chain = numbers
         known = (number, last, floor, freed, dropped, transport)
         return AppendReply(
@@ -156,4 +137,4 @@ class RedisAppends:
 
     def leave(self, stream: str, admission: int) -> None:
         arguments = (self._writer, admission)
-        self._call(f'leave {stream!r}', lambda session: self._script(session, 'leave', stream, arguments, None))
+        self._connection.call(f'leave {stream!r}', lambda session: self._keys.run(session, 'leave', stream, arguments))

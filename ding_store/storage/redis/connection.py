@@ -23,6 +23,7 @@ from ding_store.errors import (
     StoreUnsuitable,
 )
 from ding_store.storage.options import RedisOptions
+from ding_store.storage.protocol import Availability
 from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
 from ding_store.storage.redis.server_checks import (
@@ -59,11 +60,10 @@ _LOOK_EVERY_S = 0.05
 T = TypeVar('T')
 
 
-class Connection:
+class Connection(Availability):
     """
     Overview:
-        A pool of connections to one server, made when first needed. Thread-safe. ``num_sessions`` counts the sessions
-        begun so far. When it grows, the server was away and may have lost its memory.
+        A pool of connections to one server, made when first needed. Thread-safe.
     Arguments:
         - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
@@ -75,6 +75,9 @@ class Connection:
         self._url = url
         self._directory = directory
         self._options = options
+        #: Called once after each reconnect, by the next call that may block: the server may have lost its memory.
+        self.after_reconnect: Callable[[], None] = lambda: None
+        self._num_restored = 0  # value of ``num_sessions`` at the last ``after_reconnect``
         self._scripts = load_scripts()
         self._lock = threading.Lock()
         self._opening = threading.Lock()  # held by the thread that connects, until it has finished
@@ -97,23 +100,37 @@ class Connection:
         timeout_s = self._options.connect_timeout_s
         if timeout_s is None:
             timeout_s = _CONNECT_S if self._directory is None else _START_S
-        return self.call('connect', lambda session: session.generation.server, timeout_s)
+        return self._call('connect', lambda session: session.generation.server, timeout_s)
 
-    def call(self, what: str, command: Callable[[ServerSession], T], patience_s: Optional[float] = None) -> T:
+    def reach(self, what: str, patience_s: float) -> None:
+        """See ``Availability.reach``. The limit is ``reconnect_timeout_s``. This does not call ``after_reconnect``."""
+        self._call(what, lambda session: None, min(patience_s, self.reconnect_timeout_s))
+
+    def has_hung(self, error: StoreError) -> bool:
+        return isinstance(error.__cause__, redis.TimeoutError)
+
+    def call(self, what: str, command: Callable[[ServerSession], T]) -> T:
         """
         Overview:
-            Run ``command``, and retry it while the connection is lost. Running it twice must do no harm.
+            Run ``command``, and retry it while the connection is lost. Running it twice must do no harm. After a
+            reconnect, call ``after_reconnect``.
         Raises:
-            - StoreUnavailable: Not connected within ``patience_s``, by default the options' ``reconnect_timeout_s``. A
-              non-blocking call raises it at once.
+            - StoreUnavailable: Not connected within ``reconnect_timeout_s``. A non-blocking call raises it at once.
         """
+        result = self._call(what, command)
+        if self._num_restored != self.num_sessions and not self.is_nonblocking:
+            self._num_restored = self.num_sessions  # First, because ``after_reconnect`` ends up here again.
+            self.after_reconnect()
+        return result
+
+    def _call(self, what: str, command: Callable[[ServerSession], T], patience_s: Optional[float] = None) -> T:
         try:
-            return self._call(what, command, self._options.reconnect_timeout_s if patience_s is None else patience_s)
+            return self._retried(what, command, self.reconnect_timeout_s if patience_s is None else patience_s)
         finally:
             if self._waiting:
                 self._waiting.pop(threading.get_ident(), None)
 
-    def _call(self, what: str, command: Callable[[ServerSession], T], patience_s: float) -> T:
+    def _retried(self, what: str, command: Callable[[ServerSession], T], patience_s: float) -> T:
         began = self._wait_began()
         deadline, delay_s, is_lost = 0.0, 0.02, False
         while True:
@@ -176,7 +193,7 @@ class Connection:
 
     @contextmanager
     def leaving(self, limit_s: float) -> Iterator[None]:
-        """See ``TransportStore.leaving``."""
+        """See ``Availability.leaving``."""
         self._thread.leave_limit_s, self._thread.leave_deadline = limit_s, None
         try:
             yield
@@ -192,7 +209,7 @@ class Connection:
             tried = tried or session
             return command(session) if session is tried else None
 
-        return self.call(what, once)
+        return self._call(what, once)
 
     def is_away(self) -> bool:
         """True if the connection was lost and not made again yet. A call would now wait for the server, or connect."""
@@ -324,7 +341,7 @@ class Connection:
 
     def _try_to_open(self) -> None:
         with suppress(StoreError):  # The next call gets the error, and starts this again.
-            self.call('reconnect', lambda session: None)
+            self._call('reconnect', lambda session: None)
 
     def _target(self, until: float) -> Tuple[str, int]:
         """Return the server's URL, and how often its data was put aside."""

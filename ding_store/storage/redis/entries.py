@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace
 from ding_store.storage.base import NUMBER_BITS, Buffer, EntryId
 from ding_store.storage.encoding.framing import corrupt_entry, up_to_corrupt
 from ding_store.storage.exactly_once.chain import link
+from ding_store.storage.protocol import FILLED, GONE, OVER, Backfilled, Fetch, StoredEntry, fate, fetch_own
+from ding_store.storage.redis.connection import Connection
+from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import Parts, unpack
 from ding_store.storage.redis.server_session import ServerSession
-from ding_store.storage.shared_memory.transports import FILLED, GONE, OVER, Fetch, StoredEntry, fate, fetch_own
 
 #: One read stops to fetch parts after this many bytes, but fetches one entry at least.
 MAX_READ_BYTES = 64 << 20
@@ -27,25 +29,12 @@ class RedisEntries:
     Overview:
         Reads entries as the server holds them. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
-        - wait (:obj:`Callable`): Runs a blocking command the same way. Returns None after a reconnect.
-        - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
-        - script (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
         - parts (:obj:`Parts`): Fetches payloads that are in parts.
     """
 
-    def __init__(
-        self,
-        call: Callable[[str, Callable[[ServerSession], Any]], Any],
-        wait: Callable[[str, Callable[[ServerSession], Any]], Any],
-        key: Callable[[str, str], str],
-        script: Callable[..., Any],
-        parts: Parts,
-    ) -> None:
-        self._call = call
-        self._wait = wait
-        self._key = key
-        self._script = script
+    def __init__(self, connection: Connection, keys: RunKeys, parts: Parts) -> None:
+        self._connection = connection
+        self._keys = keys
         self._parts = parts
         self._known: Dict[str, Tuple[str, str]] = {}  # stream -> its epoch, the server's run_id
 
@@ -56,22 +45,16 @@ class RedisEntries:
         epoch, raw = self._next(stream, after, max_entries, min(block_ms, _TRUST_MS))
         return up_to_corrupt(self._whole(stream, (_record(stream, epoch, one) for one in raw), fetch))
 
-    def state_of_backfill(
-        self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None
-    ) -> Tuple[Optional[Buffer], str, int]:
+    def read_backfill(self, stream: str, record: StoredEntry, fetch: Optional[Fetch] = None) -> Backfilled:
         """
         Overview:
             Read the state of an entry that was a reference, or whose parts are missing.
-        Returns:
-            - payload (:obj:`Optional[Buffer]`): The payload that it was backfilled with, if ``fetch`` is given.
-            - fate (:obj:`str`): One of ``transports.FILLED``, WAITING, LOST, GONE and OVER.
-            - room (:obj:`int`): The counter of the stream's notifications. It grows with every backfill.
         Raises:
             - CorruptPayload: The backfilled payload is in parts, but the bytes that name them are malformed.
         """
-        meta, number = self._key(stream, 'meta'), record.id.number
-        payload_of = ('HGET', self._key(stream, 'filled'), number)
-        size_of = ('HGET', self._key(stream, 'sizes'), number)
+        meta, number = self._keys.of(stream, 'meta'), record.id.number
+        payload_of = ('HGET', self._keys.of(stream, 'filled'), number)
+        size_of = ('HGET', self._keys.of(stream, 'sizes'), number)
 
         def command(session: ServerSession) -> Any:
             # A server at its maxmemory refuses transactions. Instead ``known`` is read twice: every change shows in it.
@@ -81,25 +64,26 @@ class RedisEntries:
                 begun, payload, size, ended = session.ask(known, payload_of, size_of, known)
             return payload, size, begun
 
-        payload, size, (epoch, floor, freed, base) = self._call(f'read {stream!r}', command)
+        payload, size, (epoch, floor, freed, base) = self._connection.call(f'read {stream!r}', command)
         chain = (size or b'').partition(b':')[2].decode()
         is_another = bool(chain and record.id.chain) and chain != record.id.chain
         is_over, is_held = is_another or epoch != record.id.epoch.encode(), number > int(floor or 0)
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
-            return None, how, int(freed or 0)
+            return Backfilled(None, how, int(freed or 0))
         record = record._replace(payload=payload)
         _bytes_in_parts(stream, record)  # Raises an error that names the entry if these bytes are malformed.
         if fetch is not None:
             _, (payload,) = self._fetched(stream, [record], fetch)
-            return payload, how if payload is not None else self._since_gone(stream, record), int(freed or 0)
+            how = how if payload is not None else self._since_gone(stream, record)
+            return Backfilled(payload, how, int(freed or 0))
         are_there = self._parts.are_there(stream, payload)
-        return None, how if are_there else self._since_gone(stream, record), int(freed or 0)
+        return Backfilled(None, how if are_there else self._since_gone(stream, record), int(freed or 0))
 
     def _since_gone(self, stream: str, record: StoredEntry) -> str:
         """Return GONE or OVER for an entry that was there a moment ago."""
-        known = ('HGET', self._key(stream, 'meta'), 'epoch')
-        (epoch,) = self._call(f'read {stream!r}', lambda session: session.ask(known))
+        known = ('HGET', self._keys.of(stream, 'meta'), 'epoch')
+        (epoch,) = self._connection.call(f'read {stream!r}', lambda session: session.ask(known))
         return GONE if epoch == record.id.epoch.encode() else OVER
 
     def _next(self, stream: str, after: EntryId, max_entries: int, block_ms: int) -> Tuple[str, List[Raw]]:
@@ -109,14 +93,14 @@ class RedisEntries:
             read the stream's epoch and the entries that it holds.
         """
         begin = time.monotonic()
-        log = self._key(stream, 'log')
+        log = self._keys.of(stream, 'log')
 
         def trusting(session: ServerSession) -> Any:
             if self._known.get(stream) != (after.epoch, session.generation.run_id):
                 return None
             return session.ask(_xread(log, after.number, max_entries, block_ms))[0]
 
-        raw = _entries_of(self._wait(f'read {stream!r}', trusting))
+        raw = _entries_of(self._connection.wait(f'read {stream!r}', trusting))
         if raw and _are_of(raw, after.epoch) and _is_behind(raw[0], after):
             return after.epoch, raw
         epoch, number, raw = self._held(stream, after, max_entries)
@@ -124,14 +108,14 @@ class RedisEntries:
         if raw or left_ms <= 0:
             return epoch, raw
         command = _xread(log, number, max_entries, left_ms)
-        raw = _entries_of(self._wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
+        raw = _entries_of(self._connection.wait(f'read {stream!r}', lambda session: session.ask(command)[0]))
         # Entries of another epoch are not returned: the caller then reads that epoch from its oldest entry.
         is_good = _are_of(raw, epoch) and (epoch != after.epoch or not raw or _is_behind(raw[0], after))
         return epoch, raw if is_good else []
 
     def _held(self, stream: str, after: EntryId, max_entries: int) -> Tuple[str, int, List[Raw]]:
         """Return the epoch, the number to continue after, and the entries after that, all from one moment."""
-        meta, log = self._key(stream, 'meta'), self._key(stream, 'log')
+        meta, log = self._keys.of(stream, 'meta'), self._keys.of(stream, 'log')
 
         def held_after(number: int) -> Tuple[EntryId, List[Raw]]:
             state = ('HMGET', meta, 'epoch', 'last', 'chain')
@@ -146,14 +130,14 @@ class RedisEntries:
                 self._known[stream] = (epoch.decode(), session.generation.run_id)
                 return EntryId(epoch.decode(), int(last or 0)).chained(chain.decode()), raw
 
-            found: Tuple[EntryId, List[Raw]] = self._call(f'read {stream!r}', command)
+            found: Tuple[EntryId, List[Raw]] = self._connection.call(f'read {stream!r}', command)
             return found
 
         number = after.number
         newest, raw = held_after(number)
         if number and newest.epoch == after.epoch and not _leads_on(after, newest, raw):
             what = f'read {stream!r}'
-            self._call(what, lambda session: self._script(session, 'renew', stream, (after.epoch,)))
+            self._connection.call(what, lambda session: self._keys.run(session, 'renew', stream, (after.epoch,)))
             newest, raw = held_after(number)
         if number and newest.epoch != after.epoch:
             number = 0
@@ -172,7 +156,7 @@ class RedisEntries:
             if payload is not None:
                 yield record._replace(payload=payload)
                 continue
-            how = self.state_of_backfill(stream, record)[1]
+            how = self.read_backfill(stream, record).fate
             if how == OVER:
                 return
             if how != GONE:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from typing import Any, Callable, Dict, Iterable, List, Optional, Set, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Set, Tuple
 
+from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import Before, ServerSession
-from ding_store.storage.redis.values import VALUE_PARTS
 
+#: A value's keys: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
+VALUE_PARTS = ('value', 'version', 'wants')
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 
@@ -24,13 +26,12 @@ class RunKeys:
     Overview:
         The Redis keys of a run, for one process. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
         - run (:obj:`str`): The run's name.
     """
 
-    def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], run: str) -> None:
+    def __init__(self, connection: Connection, run: str) -> None:
         self.counters = f'ding:{{{run}}}:counters'
-        self._call = call
+        self._connection = connection
         self._run = run
         self._index = f'ding:{{{run}}}:index'
         self._listed: Set[str] = set()
@@ -40,11 +41,14 @@ class RunKeys:
     def of(self, name: str, part: str) -> str:
         return f'ding:{{{self._run}/{name}/0}}:{part}'
 
+    def of_value(self, name: str) -> List[str]:
+        return [self.of(name, part) for part in VALUE_PARTS]
+
     def list_name(self, kind: str, name: str, again: bool = False) -> None:
         """Put a stream or value on the list of the run's names, once. ``again``: also if it was put there before."""
         member = f'{kind}:{name}'
         if again or member not in self._listed:
-            self._call('index', lambda session: session.run('index', [self._index, self.counters], member))
+            self._connection.call('index', lambda session: session.run('index', [self._index, self.counters], member))
             self._listed.add(member)
 
     def doubt_list(self) -> None:
@@ -68,7 +72,7 @@ class RunKeys:
         members: Any = session.client.smembers(self._index)
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
-            session.client.delete(*(self.of(name, part) for part in VALUE_PARTS))
+            session.client.delete(*self.of_value(name))
         session.client.delete(self._index, self.counters)
 
     def command(self, session: ServerSession, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:

@@ -5,12 +5,14 @@ Each kind of notification is a Redis stream of one entry.
 
 from __future__ import annotations
 
-from typing import AbstractSet, Any, Callable, Dict, List, Mapping, Optional, Tuple
+from typing import AbstractSet, Any, Dict, List, Mapping, Optional, Tuple
 
 import redis
 
 from ding_store.storage.base import NUMBER_BITS
-from ding_store.storage.exactly_once.outbox import FreedCapacity
+from ding_store.storage.protocol import FreedCapacity
+from ding_store.storage.redis.connection import Connection
+from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.scripts import Argument
 from ding_store.storage.redis.server_session import ServerSession
 
@@ -24,21 +26,11 @@ class RedisNotifications:
     """
     Overview:
         Waits for the notifications of streams. Thread-safe.
-    Arguments:
-        - wait (:obj:`Callable`): Runs a blocking command with a ``ServerSession``. Returns None after a reconnect.
-        - key (:obj:`Callable`): ``(stream, part)``: the key of a part.
-        - run (:obj:`Callable`): ``(session, script, stream, arguments)``: runs a script on a stream.
     """
 
-    def __init__(
-        self,
-        wait: Callable[[str, Callable[[ServerSession], Any]], Any],
-        key: Callable[[str, str], str],
-        run: Callable[[ServerSession, str, str, Tuple[Any, ...]], Any],
-    ) -> None:
-        self._wait = wait
-        self._key = key
-        self._run = run
+    def __init__(self, connection: Connection, keys: RunKeys) -> None:
+        self._connection = connection
+        self._keys = keys
 
     def wait_for_capacity(self, stream: str, counter: int, block_ms: int) -> Optional[FreedCapacity]:
         """Wait until the counter of freed capacity exceeds ``counter``. Return the notification, None if none came."""
@@ -48,15 +40,15 @@ class RedisNotifications:
         return None
 
     def wait_for_transports(self, known: Mapping[str, int], block_ms: int) -> None:
-        """See ``TransportStore.wait_for_transports``."""
+        """See ``Server.wait_for_transports``."""
         self._notifications('planes', known, block_ms)
 
     def _notifications(self, part: str, known: Mapping[str, int], block_ms: int) -> List[Notification]:
         """Return the notifications after the known counters. If another program wrote one, rewrite all."""
         if not known:  # Redis refuses XREAD without keys. Any command notices that the server ended.
-            self._wait(f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:')))
+            self._connection.wait(f'wait for {part}', lambda session: session.ask(('EXISTS', 'ding:')))
             return []
-        keys, places = (self._key(stream, part) for stream in known), (f'{number}-0' for number in known.values())
+        keys, places = (self._keys.of(stream, part) for stream in known), (f'{number}-0' for number in known.values())
         command: Tuple[Argument, ...] = ('XREAD', 'BLOCK', block_ms, 'STREAMS', *keys, *places)
 
         def wait(session: ServerSession) -> List[Notification]:
@@ -67,11 +59,11 @@ class RedisNotifications:
                     raise
                 # Another program wrote there. Its entry would wake all waiting processes again and again.
                 for stream in known:
-                    self._run(session, 'tell', stream, ())
+                    self._keys.run(session, 'tell', stream, ())
                 return []
             return found
 
-        return self._wait(f'wait for {part}', wait) or []
+        return self._connection.wait(f'wait for {part}', wait) or []
 
 
 def _entries(reply: Any) -> List[Any]:

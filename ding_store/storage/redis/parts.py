@@ -17,8 +17,9 @@ import redis
 from ding_store.errors import CorruptPayload, StoreError
 from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
+from ding_store.storage.protocol import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
+from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.resp import checked, received, refusal, send
-from ding_store.storage.shared_memory.transports import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 
 #: Maximum bytes in transit. More would only fill buffers, where each reply waits for all data before it.
 WINDOW_BYTES = 4 << 20
@@ -156,7 +157,6 @@ def read_payloads(
     return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
 
 
-Call = Callable[[str, Callable[[Any], Any]], Any]
 T = TypeVar('T')
 
 
@@ -164,12 +164,10 @@ class Parts:
     """
     Overview:
         Fetches payloads that are in parts.
-    Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
     """
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     def fetch(self, stream: str, records: Sequence[StoredEntry], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
         """
@@ -187,7 +185,7 @@ class Parts:
 
         def download(remotes: Sequence[Remote], payloads: Sequence[memoryview], moved: Moved) -> List[bool]:
             parted = [wanted[one] for one in remotes]
-            found: List[bool] = self._call(
+            found: List[bool] = self._connection.call(
                 f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads, moved)
             )
             return found
@@ -210,14 +208,14 @@ class Parts:
                     return False
             return True
 
-        return bool(self._call(f'read {stream!r}', lambda session: _borrowing(session, measure)))
+        return bool(self._connection.call(f'read {stream!r}', lambda session: _borrowing(session, measure)))
 
     def are_there(self, stream: str, payload: Buffer) -> bool:
         """True if the payload is not in parts, or all parts exist now."""
         where = unpack(payload)
         if where is None:
             return True
-        count: int = self._call(f'read {stream!r}', lambda session: session.client.exists(*where.keys))
+        count: int = self._connection.call(f'read {stream!r}', lambda session: session.client.exists(*where.keys))
         return count == where.num_parts
 
 

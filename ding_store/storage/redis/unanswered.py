@@ -31,17 +31,15 @@ class Unanswered:
     Overview:
         Sends scripts, and reads their replies before the next ones are sent. By then the replies have arrived, and
         reading them costs no wait. Thread-safe.
-    Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
-        - connection (:obj:`Connection`): The connection that the sessions belong to.
     """
 
-    def __init__(self, call: Callable[[str, Callable[[ServerSession], Any]], Any], connection: Connection) -> None:
-        self._call = call
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.RLock()
         self._sent: Optional[_Sent] = None
         self._is_closed = False
+        self._last: Optional[_Sent] = None  # not yet known to be done at ``finish``
+        self._error: Optional[StoreError] = None  # of ``finish``
 
     def send(
         self,
@@ -60,7 +58,7 @@ class Unanswered:
         """
         with self._connection.held(self._lock):
             self._flush()
-            session, replies = self._call(what, lambda session: (session, session.send(commands(session))))
+            session, replies = self._connection.call(what, lambda session: (session, session.send(commands(session))))
             self._sent = _Sent(what, session, replies, note, again)
             if self._is_closed:
                 raise StoreClosed(f'{what}: the store was closed during the call')
@@ -76,21 +74,24 @@ class Unanswered:
         with self._connection.held(self._lock):
             self._flush()
 
-    def close(self, bring: Callable[[Optional[StoreError]], None]) -> None:
+    def finish(self) -> Optional[StoreError]:
         """
         Overview:
-            Finish before the connections are closed: a server may ignore commands on a closed connection.
-            Does not wait for a server that is away.
-        Arguments:
-            - bring (:obj:`Callable`): Called with the error if something is not done, else with None. If it reconnects,
-              the scripts are sent once more.
+            Finish before ``close``, without waiting for a server that is away: a server may ignore commands on a closed
+            connection.
+        Returns:
+            - error (:obj:`Optional[StoreError]`): The error that kept the scripts from finishing, if any.
         """
-        sent, error = self._sent, self._flush_last()
-        bring(None if sent is None else error)
-        if isinstance(error, StoreUnavailable):
-            error = self._flush_last()
-        if error is not None and sent is not None:
-            logger.warning('closed before %s was done: %s', sent.what, error)
+        self._last = self._sent
+        self._error = self._flush_last()
+        return None if self._last is None else self._error
+
+    def close(self) -> None:
+        """Send the scripts once more if ``finish`` could not, and log what is not done. Call it once."""
+        if isinstance(self._error, StoreUnavailable):
+            self._error = self._flush_last()
+        if self._error is not None and self._last is not None:
+            logger.warning('closed before %s was done: %s', self._last.what, self._error)
 
     def _flush_last(self) -> Optional[StoreError]:
         try:

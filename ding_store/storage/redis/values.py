@@ -6,26 +6,24 @@ import itertools
 import threading
 import uuid
 from contextlib import suppress
-from typing import Any, Callable, ContextManager, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Tuple, TypeVar
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
+from ding_store.storage.protocol import Moved, StartVersions, Version, conflict
+from ding_store.storage.redis.connection import Connection
+from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
-from ding_store.storage.shared_memory.transports import Moved, Version, conflict
-
-#: A value's keys: ``value``, ``version`` (a hash) and ``wants``, see lua/value.lua.
-VALUE_PARTS = ('value', 'version', 'wants')
 
 #: Reply to a put that may be a late one of a crashed writer. A running writer puts once more.
 ASKED = 2
 #: Most repetitions of a put for that reason. Other writers may be faster each time.
 MAX_ASKED = 10
 
-Call = Callable[[str, Callable[[ServerSession], Any]], Any]
 T = TypeVar('T')
 
 
@@ -34,28 +32,16 @@ class RedisValues:
     Overview:
         The values of one run, for one process. Thread-safe.
     Arguments:
-        - call (:obj:`Callable`): Runs a command with a ``ServerSession``, and retries it while the connection is lost.
-        - wait (:obj:`Callable`): Runs a blocking command the same way. Returns None after a reconnect.
-        - key (:obj:`Callable`): ``(name, part)``: the key of a part.
-        - held (:obj:`Callable`): Holds a lock whose holder may be waiting for the server.
         - writer (:obj:`str`): The writer's id.
+        - versions (:obj:`StartVersions`): The versions that this writer counts on from.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        wait: Call,
-        key: Callable[[str, str], str],
-        held: Callable[[ContextManager[Any]], ContextManager[Any]],
-        writer: str,
-    ) -> None:
-        self._call = call
-        self._wait = wait
-        self._key = key
-        self._held = held
+    def __init__(self, connection: Connection, keys: RunKeys, writer: str, versions: StartVersions) -> None:
+        self._connection = connection
+        self._keys = keys
         self._writer = writer
         self._num_puts = itertools.count(1)
-        self._versions: Dict[str, int] = {}  # value -> the version that this writer counts on from
+        self._versions = versions
         self._seen: Dict[str, str] = {}  # value -> token of its newest version in the server's last reply
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -68,7 +54,7 @@ class RedisValues:
         if expected_version is not None and expected_version < 0:  # The server takes a negative one for any version.
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
         expected_token = put_id_of(expected_version)
-        newest = self._versions.get(name, 0)
+        newest = self._versions.of(name)
 
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             seen = self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
@@ -86,17 +72,12 @@ class RedisValues:
                 num_asked += 1
         except StoreUnavailable:
             # A server with this version may lose it. Skip its number, so that no other content ever gets it.
-            self.set_start_version(name, max(newest, self._versions.get(name, 0)) + 1)
+            self._versions.raise_to(name, max(newest, self._versions.of(name)) + 1)
             raise
         if not done:
             raise conflict(name, version, expected)
-        self.set_start_version(name, version)
+        self._versions.raise_to(name, version)
         return ValueVersion(version, put_id), before == 0
-
-    def set_start_version(self, name: str, version: int) -> None:
-        """Set the version to count on from. It never falls: of two threads that put, the first may return last."""
-        with self._lock:
-            self._versions[name] = max(int(version), self._versions.get(name, 0))
 
     def has_seen(self, name: str) -> bool:
         """True if the token of the newest version is known. Without it the server would not accept a put at first."""
@@ -105,20 +86,20 @@ class RedisValues:
     def put_command(self, name: str, payload: bytes) -> Command:
         """Return the command that puts a payload without parts, whatever the value's version is."""
         known = self._writer, next(self._num_puts), self._seen.get(name, '')
-        newest = self._versions.get(name, 0)
-        return Command('put', self._keys(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *known))
+        newest = self._versions.of(name)
+        return Command('put', self._keys.of_value(name), (uuid.uuid4().hex, newest, -1, payload, '', '', *known))
 
     def note(self, name: str, reply: Any) -> Tuple[bool, bool]:
         """Read the reply to ``put_command``. Return if it published, and if the server had no version before."""
         done, version, before, self._seen[name] = _reply(reply)
         if done == ASKED:
             return False, False
-        self.set_start_version(name, version)
+        self._versions.raise_to(name, version)
         return True, before == 0
 
     def newest(self, name: str, newer_than: int, or_filled: bool) -> Optional[Version]:
         """Return the newest version if it is newer. Older ones are not transferred."""
-        value, meta, _ = self._keys(name)
+        value, meta, _ = self._keys.of_value(name)
 
         def command(session: ServerSession) -> Any:
             if newer_than > 0:
@@ -132,11 +113,13 @@ class RedisValues:
             is_unfilled = bool(found) and found[0][0].endswith(b'-0')
             return [] if is_unfilled and not _number(found[0]).is_of_another_put(newer_than) else found
 
-        return _version(self._call(f'get {name!r}', command))
+        return _version(self._connection.call(f'get {name!r}', command))
 
     def next(self, name: str, newer_than: int, or_filled: bool, block_ms: int) -> Optional[Version]:
-        after = {self._key(name, 'value'): _known(newer_than, or_filled)}
-        found = self._wait(f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms))
+        after = {self._keys.of(name, 'value'): _known(newer_than, or_filled)}
+        found = self._connection.wait(
+            f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms)
+        )
         return _version(found[0][1]) if found else None
 
     def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
@@ -151,7 +134,7 @@ class RedisValues:
                         raise CorruptPayload(f'get {name!r}: the checksum of a part does not match')
                 return is_whole
 
-        return bool(self._call(f'get {name!r}', read))
+        return bool(self._connection.call(f'get {name!r}', read))
 
     def backfill(self, name: str, version: int, payload: Pieces) -> bool:
         token = put_id_of(version)
@@ -162,11 +145,13 @@ class RedisValues:
         return bool(self._publish('backfill', name, payload, uuid.uuid4().hex, backfill, int))
 
     def want(self, name: str) -> None:
-        self._call(f'request {name!r}', lambda session: session.run('want_value', self._keys(name)))
+        self._connection.call(f'request {name!r}', lambda session: session.run('want_value', self._keys.of_value(name)))
 
     def wait_for_requests(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
-        after = {self._key(name, 'wants'): last or '0-0' for name, last in known.items()}
-        news = self._wait('wait for requests', lambda session: session.client.xread(after, count=1, block=block_ms))
+        after = {self._keys.of(name, 'wants'): last or '0-0' for name, last in known.items()}
+        news = self._connection.wait(
+            'wait for requests', lambda session: session.client.xread(after, count=1, block=block_ms)
+        )
         if news:
             latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
             return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
@@ -178,15 +163,15 @@ class RedisValues:
                 pipe.xrevrange(key, count=1)
             return pipe.execute()
 
-        newest = self._call('wait for requests', command)
+        newest = self._connection.call('wait for requests', command)
         return {name: found[0][0].decode() if found else '' for name, found in zip(known, newest)}
 
     def delete(self, name: str) -> bool:
-        keys = self._keys(name)
+        keys = self._keys.of_value(name)
         with self._lock:
             self._sent.pop(name, None)
             self._seen.pop(name, None)
-        return bool(self._call(f'delete {name!r}', lambda session: _delete(session, *keys)))
+        return bool(self._connection.call(f'delete {name!r}', lambda session: _delete(session, *keys)))
 
     def _publish(
         self,
@@ -210,7 +195,7 @@ class RedisValues:
             return publish(payload.sealed() if payload is not None else b'', '', None)
         with self._lock:
             sent = self._sent.setdefault(name, SentParts(lambda token: self._part_key(name, token)))
-        with self._held(sent.lock):
+        with self._connection.held(sent.lock):
             try:
                 for _ in range(MAX_TRIES):
                     reply = publish(
@@ -238,14 +223,13 @@ class RedisValues:
             self._run('drop_parts', name, keys)
 
     def _run(self, script: str, name: str, *arguments: Argument, before: Optional[Before] = None) -> Any:
-        keys = self._keys(name)
-        return self._call(f'{script} {name!r}', lambda session: session.run(script, keys, *arguments, before=before))
-
-    def _keys(self, name: str) -> List[str]:
-        return [self._key(name, part) for part in VALUE_PARTS]
+        keys = self._keys.of_value(name)
+        return self._connection.call(
+            f'{script} {name!r}', lambda session: session.run(script, keys, *arguments, before=before)
+        )
 
     def _part_key(self, name: str, token: str) -> str:
-        return self._key(f'{name}/{token}', 'part:')
+        return self._keys.of(f'{name}/{token}', 'part:')
 
 
 def _reply(reply: Any) -> Tuple[int, int, int, str]:

@@ -19,11 +19,12 @@ from typing import Dict, Optional
 
 from ding_store.errors import CorruptPayload, StoreClosed, StoreError
 from ding_store.storage.base import Arrays, Header, Value
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import decode, encode_pieces
 from ding_store.storage.options import check_name
+from ding_store.storage.protocol import Version
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found
 from ding_store.storage.shared_memory.slots import SlotReader
-from ding_store.storage.shared_memory.transports import TransportStore, Version
 from ding_store.storage.shared_memory.value_downloads import HostCopies
 from ding_store.storage.shared_memory.value_resolver import ValueResolver
 from ding_store.storage.shared_memory.value_slots import SlotReference, ValueSlots
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 #: Smaller values are part of their announcement, for all hosts alike.
 SLOTS_FROM_BYTES = 32 << 10
+#: Time that close() waits for the thread that backfills.
+_JOIN_S = 10.0
 
 
 class HostValues:
@@ -43,12 +46,12 @@ class HostValues:
         - patience_s (:obj:`float`): Time that a reader waits for the writer of a value on another host.
     """
 
-    def __init__(self, store: TransportStore, cache: Optional[CacheDir], patience_s: float) -> None:
-        self._store = store
+    def __init__(self, client: Client, cache: Optional[CacheDir], patience_s: float) -> None:
+        self._client = client
         self._cache = cache
-        self._copies = HostCopies(store, cache) if cache is not None else None
+        self._copies = HostCopies(client, cache) if cache is not None else None
         fetch = self._copies.fetch if self._copies is not None else None
-        self._resolver = ValueResolver(store, self._follow, patience_s, fetch)
+        self._resolver = ValueResolver(client, self._follow if cache is not None else None, patience_s, fetch)
         self._lock = threading.Lock()
         self._own: Dict[str, ValueSlots] = {}
         self._files: Dict[str, SlotReader] = {}
@@ -58,15 +61,17 @@ class HostValues:
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
         is_large = sum(array.nbytes for array in arrays.values() if hasattr(array, 'nbytes')) >= SLOTS_FROM_BYTES
-        if self._cache is None or not is_large:
-            return self._store.put(name, header, arrays, expected_version)
         payload = encode_pieces(header, arrays)
-        self._store.check_size(f'value {name!r}', payload.num_bytes)  # It may have to go through Redis later.
+        self._client.check_size(f'value {name!r}', payload.num_bytes)  # It may have to go through Redis later.
+        if self._cache is None or not is_large:
+            return self._client.enter().put(name, payload, b'', expected_version)
         slots = self._slots(name, self._cache)
         self._start_backfilling()  # Started first: a put without a reply may be announced all the same.
-        version = slots.put(payload, lambda reference: self._store.put_version(name, None, reference, expected_version))
+        version = slots.put(
+            payload, lambda reference: self._client.enter().put(name, None, reference, expected_version)
+        )
         if version is None:
-            return self._store.put_version(name, payload, b'', expected_version)
+            return self._client.enter().put(name, payload, b'', expected_version)
         return version
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0) -> Optional[Value]:
@@ -93,7 +98,7 @@ class HostValues:
         """Return whether an exited writer's file can go. False if the server lacks the value: it may reappear."""
         if not found.note.get('value'):
             return False
-        newest = self._store.get_version(found.note['value'], 0)
+        newest = self._client.get(found.note['value'])
         if newest is None:
             return False
         is_there = newest.reference and SlotReference.unpack(newest.reference).file in found.path
@@ -109,8 +114,8 @@ class HostValues:
             return False
         return True
 
-    def close(self, unlink: bool, join_s: float) -> None:
-        """Close after the store was closed, which wakes the thread."""
+    def close(self, unlink: bool) -> None:
+        """Close after the client was closed, which wakes the thread."""
         self._closed.set()
         for slots in list(self._own.values()):
             slots.close(unlink)
@@ -118,12 +123,12 @@ class HostValues:
         if self._copies is not None:
             self._copies.close()
         if self._filler is not None and self._filler is not threading.current_thread():
-            self._filler.join(join_s)
+            self._filler.join(_JOIN_S)
 
     def _slots(self, name: str, cache: CacheDir) -> ValueSlots:
         with self._lock:
             if name not in self._own:
-                self._own[name] = ValueSlots(self._store, cache, name)
+                self._own[name] = ValueSlots(self._client, cache, name)
             return self._own[name]
 
     def _start_backfilling(self) -> None:
@@ -145,7 +150,7 @@ class HostValues:
                 if not known:  # All were deleted. Redis refuses a wait for no stream.
                     self._closed.wait(1.0)
                     continue
-                wanted = self._store.wait_for_requests(known, self._store.own_writer.check_every_s)
+                wanted = self._client.enter().wait_for_requests(known, self._client.check_every_s)
                 for name in [name for name, token in wanted.items() if token != known[name]]:
                     slots = self._own.get(name)
                     if slots is not None:  # not deleted meanwhile

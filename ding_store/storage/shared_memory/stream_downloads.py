@@ -24,11 +24,11 @@ from ding_store import private_files
 from ding_store.errors import StoreUnavailable
 from ding_store.storage.base import Buffer, EntryId
 from ding_store.storage.encoding.framing import is_whole
+from ding_store.storage.protocol import Download, Moved, Remote, fetch_own
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.mapped_files import NewFile, map_bytes
 from ding_store.storage.shared_memory.reader_page import HostReaders, is_behind, is_of_epoch, mark_of
-from ding_store.storage.shared_memory.transports import Download, Moved, Remote, fetch_own
 
 logger = logging.getLogger(__name__)
 

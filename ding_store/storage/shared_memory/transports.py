@@ -15,59 +15,18 @@ import logging
 import struct
 import time
 import zlib
-from abc import abstractmethod
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-import numpy as np
-
-from ding_store.errors import ConfigError, CorruptPayload, VersionConflict
-from ding_store.storage.base import Buffer, Entry, EntryId, Store, ValueVersion
-from ding_store.storage.encoding.framing import Pieces, corrupt_entry, decode_entry, up_to_corrupt
-from ding_store.storage.encoding.value_parts import ValuePart
-from ding_store.storage.exactly_once.outbox import Payload
-from ding_store.storage.exactly_once.writer import Writer
+from ding_store.errors import ConfigError, CorruptPayload
+from ding_store.storage.base import Buffer, Entry, EntryId
+from ding_store.storage.client import Client
+from ding_store.storage.encoding.framing import corrupt_entry, decode_entry, up_to_corrupt
+from ding_store.storage.protocol import GONE, LOST, WAITING, Fetch, StoredEntry, fetch_own
 
 logger = logging.getLogger(__name__)
 
 _REFERENCE = struct.Struct('<4s16sIQQII')
 _MAGIC = b'DGH\x01'
-
-
-class StoredEntry(NamedTuple):
-    """An entry as the server has it: ``payload`` may be a reference."""
-
-    id: EntryId
-    writer: str
-    sequence: int
-    payload: Buffer
-
-
-class Remote(NamedTuple):
-    """A payload that the server holds outside the entry's record. ``place`` is unique to its bytes."""
-
-    id: EntryId
-    place: bytes
-    num_bytes: int
-
-
-#: Called each time bytes arrive, so that waiting processes see the progress of a download.
-Moved = Callable[[], None]
-#: Downloads payloads, each into its buffer. Returns False for each payload of which a part is missing.
-Download = Callable[[Sequence[Remote], Sequence[memoryview], Moved], List[bool]]
-#: Returns the payloads of entries of a stream with the help of a download. None if parts are missing.
-Fetch = Callable[[str, Sequence[Remote], Download], List[Optional[Buffer]]]
-
-
-def unwatched() -> None:
-    """Do nothing: no other process waits for these bytes."""
-
-
-def fetch_own(stream: str, wanted: Sequence[Remote], download: Download) -> List[Optional[Buffer]]:
-    """Download payloads into this process's own memory."""
-    payloads = [np.empty(one.num_bytes, np.uint8).data for one in wanted]
-    are_whole = download(wanted, payloads, unwatched)
-    return [payload.toreadonly() if is_whole else None for payload, is_whole in zip(payloads, are_whole)]
 
 
 class Reference(NamedTuple):
@@ -97,155 +56,10 @@ def unpack(payload: bytes) -> Reference:
     return Reference(file.hex(), *numbers)
 
 
-class Version(NamedTuple):
-    """A version of a value as the server has it: its payload, a reference to a slot on some host, or both."""
-
-    version: ValueVersion
-    payload: bytes  # or the list of its parts; b'' if the server has no payload
-    reference: bytes  # b'' if it is in no slot
-    is_coming: bool = False  # a reader requested the payload before
-
-
-def conflict(name: str, version: int, expected: int) -> VersionConflict:
-    """Return the error of a put that expected another version than the newest one."""
-    why = ' as it was read: the server went back in time' if version == expected else ''
-    return VersionConflict(f'value {name!r} is at version {version}, not at {expected}{why}')
-
-
-#: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
-#: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
-PATIENCE_S = 90.0
-#: Limit on the total wait for one writer, in multiples of ``PATIENCE_S``, if the connection is lost repeatedly.
+#: Limit on the total wait for one writer, in multiples of ``Client.patience_s``, if the connection is lost repeatedly.
 MAX_PATIENCES = 5
 #: Number of requests to ended writers that are kept before they are removed.
 SPARE_ASKED = 64
-
-
-class TransportStore(Store):
-    """
-    Overview:
-        A store whose entries and values may hold references. ``HostCache`` wraps such a store.
-    """
-
-    address: str
-    writer: str
-    patience_s: float = PATIENCE_S  # how long a reader waits for a writer's backfill
-
-    @property
-    def num_sessions(self) -> int:
-        """Number of connections to the server so far: it grows after each outage."""
-        return 0
-
-    def check_size(self, what: str, num_bytes: int) -> None:  # noqa: B027 - a store without a limit accepts every size
-        """
-        Overview:
-            Check that a payload of this size could be sent to another host.
-        Raises:
-            - NotEnoughSpace: The payload is larger than the store's limit.
-        """
-
-    @property
-    @abstractmethod
-    def own_writer(self) -> Writer:
-        """The writing side of this process."""
-
-    @property
-    def is_nonblocking(self) -> bool:
-        """True if this thread is inside ``nonblocking``."""
-        return False
-
-    def leaving(self) -> ContextManager[None]:
-        """Wait only some seconds in all for an unreachable server: what this thread sends is also in files."""
-        return nullcontext()
-
-    def held(self, lock: ContextManager[Any]) -> ContextManager[Any]:
-        """Hold a lock. Inside ``nonblocking``, do not wait for a holder that waits for the server."""
-        return lock
-
-    @abstractmethod
-    def append_payload(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
-        """Append an encoded payload, see ``append``. ``payload.is_kept`` is set if the store releases it itself."""
-
-    @abstractmethod
-    def read_records(
-        self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> List[StoredEntry]:
-        """Read entries without decoding them, see ``read``. ``fetch`` downloads payloads outside the records."""
-
-    @abstractmethod
-    def register_at(
-        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
-    ) -> EntryId:
-        """Register a reader that can map the files of ``host``, see ``register``."""
-
-    @abstractmethod
-    def want(self, stream: str) -> None:
-        """Request a backfill of all references that the stream's writers have appended until now."""
-
-    @abstractmethod
-    def wait_for_backfill(
-        self, stream: str, record: StoredEntry, timeout_s: float, fetch: Fetch = fetch_own
-    ) -> Optional[Buffer]:
-        """Return the backfilled payload of an entry. Wait up to ``timeout_s`` while it may still come."""
-
-    @abstractmethod
-    def fate_of(self, stream: str, record: StoredEntry) -> str:
-        """Return the state of an entry that holds a reference, see ``fate``."""
-
-    @abstractmethod
-    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
-        """Return when a stream's transport is not the known one, when the time is over, or sooner."""
-
-    @abstractmethod
-    def put_version(
-        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int] = None
-    ) -> int:
-        """Publish a new version, see ``put``, from an encoded payload, a reference to it, or both."""
-
-    @abstractmethod
-    def get_version(
-        self, name: str, newer_than: int, timeout_s: float = 0.0, or_filled: bool = False
-    ) -> Optional[Version]:
-        """Return the newest version, see ``get``. With ``or_filled``, return ``newer_than`` once it has a payload."""
-
-    @abstractmethod
-    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
-        """Download parts of a version into their buffers and verify their checksums. Return False if one is missing."""
-
-    @abstractmethod
-    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
-        """Add the payload to a version that is only a reference. Return False if it is no longer the newest version."""
-
-    @abstractmethod
-    def request_version(self, name: str) -> None:
-        """Request that the value's writer backfills its newest version and all later ones."""
-
-    @abstractmethod
-    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
-        """
-        Overview:
-            Return a token for each value that changes whenever a backfill of its newest version is requested. Wait for
-            a token that differs from the known one. The call may return sooner without a change.
-        """
-
-
-#: States of an entry that holds a reference.
-FILLED = 'FILLED'  # its payload is in the store
-WAITING = 'WAITING'  # its writer may still backfill it
-LOST = 'LOST'  # the entry exists, but its writer no longer has the payload
-GONE = 'GONE'  # trimmed or dropped: the reader continues with the entry after it
-OVER = 'OVER'  # its epoch is over: if it was not acked, its writer appends it again before later entries
-
-
-def fate(is_over: bool, is_held: bool, is_filled: bool, sequence: int, base: int) -> str:
-    """Return the state of an entry. ``base`` is the lowest sequence number that its writer still holds."""
-    if is_over:
-        return OVER
-    if not is_held:
-        return GONE
-    if is_filled:
-        return FILLED
-    return LOST if sequence < base else WAITING
 
 
 Follow = Callable[[str, StoredEntry], Optional[Entry]]
@@ -271,25 +85,20 @@ class Resolver:
     Arguments:
         - follow (:obj:`Optional[Callable]`): Returns the entry of a reference, if this process can map its file.
         - complain (:obj:`Optional[Callable]`): Called with a stream and a record whose reference cannot be followed.
-        - patience_s (:obj:`float`): Seconds to wait for a writer that backfills nothing. After that, all entries that
-          were requested from it count as lost. By default the store's value. The time starts anew after a server
-          outage, up to ``MAX_PATIENCES`` times in all.
         - fetch (:obj:`Callable`): Downloads payloads that the server holds outside the records.
     """
 
     def __init__(
         self,
-        store: TransportStore,
+        client: Client,
         follow: Optional[Follow] = None,
         complain: Optional[Callable[[str, StoredEntry], None]] = None,
-        patience_s: Optional[float] = None,
         fetch: Fetch = fetch_own,
     ) -> None:
-        self._store = store
+        self._client = client
         self._fetch = fetch
         self._follow = follow
-        self._complain = complain or (lambda stream, record: store.want(stream))
-        self._patience_s = store.patience_s if patience_s is None else patience_s
+        self._complain = complain or (lambda stream, record: client.enter().request_backfills(stream))
         self._asked: Dict[Tuple[str, str], Asked] = {}  # by stream and writer
         self._max_asked = SPARE_ASKED  # at this many, remove those that are no longer needed
 
@@ -299,7 +108,7 @@ class Resolver:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            records = self._store.read_records(stream, after, max_entries, left, self._fetch)
+            records = self._client.read(stream, after, max_entries, left, self._fetch)
             entries = self._entries(stream, records, deadline)
             if entries or time.monotonic() >= deadline:
                 return entries
@@ -315,7 +124,7 @@ class Resolver:
             if entry is not None:
                 is_first = False
                 yield entry
-            elif not is_first or self._store.fate_of(stream, record) != GONE:
+            elif not is_first or self._fate_of(stream, record) != GONE:
                 return
 
     def _entry(self, stream: str, record: StoredEntry) -> Optional[Entry]:
@@ -327,24 +136,27 @@ class Resolver:
 
     def _awaited(self, stream: str, record: StoredEntry, deadline: float) -> Optional[Entry]:
         since = self._asked_since(stream, record)
-        until = min(deadline, since + self._patience_s)
-        payload = self._store.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
+        until = min(deadline, since + self._client.server.patience_s)
+        payload = self._client.wait_for_backfill(stream, record, max(0.0, until - time.monotonic()), self._fetch)
         if payload is not None:
             self._note_backfill(stream, record)
             return decode_entry(stream, *record._replace(payload=payload))
         return self._lost(stream, record) if self._is_lost(stream, record) else None
 
+    def _fate_of(self, stream: str, record: StoredEntry) -> str:
+        return self._client.enter().read_backfill(stream, record).fate
+
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
         """Return when the entry was requested from its writer. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
-        num_sessions = self._store.num_sessions
+        num_sessions = self._client.availability.num_sessions
         since = begun = time.monotonic()
         if asked is not None and asked.is_of(record.id):
             if asked.num_sessions == num_sessions:
                 return asked.since
             begun = asked.begun
-            since = min(since, begun + (MAX_PATIENCES - 1) * self._patience_s)
-        if self._store.fate_of(stream, record) == WAITING:
+            since = min(since, begun + (MAX_PATIENCES - 1) * self._client.server.patience_s)
+        if self._fate_of(stream, record) == WAITING:
             asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
@@ -354,7 +166,7 @@ class Resolver:
 
     def _forget_gone(self) -> None:
         """Remove requests whose stream ended or has another epoch, or whose writer the server dropped."""
-        infos = {stream: self._store.stream_info(stream) for stream in {stream for stream, _ in self._asked}}
+        infos = {stream: self._client.enter().stream_info(stream) for stream in {stream for stream, _ in self._asked}}
         for (stream, writer), asked in list(self._asked.items()):
             info = infos.get(stream)
             if info is None or asked.epoch != info.epoch or writer not in info.writers:
@@ -363,7 +175,7 @@ class Resolver:
 
     def _newest_of(self, stream: str, record: StoredEntry) -> int:
         """Return the number of the writer's newest entry. Any later entry shows that the writer is running."""
-        info = self._store.stream_info(stream)
+        info = self._client.enter().stream_info(stream)
         if info is None or info.epoch != record.id.epoch:
             return record.id.number
         return max(record.id.number, info.numbers.get(record.writer, 0))
@@ -375,10 +187,10 @@ class Resolver:
             self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
 
     def _is_lost(self, stream: str, record: StoredEntry) -> bool:
-        found = self._store.fate_of(stream, record)
+        found = self._fate_of(stream, record)
         # Request again: the server may have been away since.
         return found == LOST or (
-            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._patience_s
+            found == WAITING and time.monotonic() - self._asked_since(stream, record) >= self._client.server.patience_s
         )
 
     def _lost(self, stream: str, record: StoredEntry) -> Entry:

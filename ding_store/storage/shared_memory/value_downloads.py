@@ -17,17 +17,18 @@ import numpy as np
 
 from ding_store.errors import CorruptPayload, NotEnoughSpace, StoreUnavailable
 from ding_store.storage.base import Buffer
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import payload_bytes
 from ding_store.storage.encoding.value_parts import PartList, ValuePart, unpack, where_known
+from ding_store.storage.protocol import Moved
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader
-from ding_store.storage.shared_memory.transports import Moved, TransportStore
 
 logger = logging.getLogger(__name__)
 
 
-def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optional[Buffer]:
+def fetch_payload(client: Client, name: str, listed: PartList) -> Optional[Buffer]:
     """
     Overview:
         Download a payload into this process's own memory. Return None if a part of it is missing.
@@ -40,7 +41,7 @@ def fetch_payload(store: TransportStore, name: str, listed: PartList) -> Optiona
         raise NotEnoughSpace(
             f'value {name!r} has {listed.num_bytes} bytes, and this process has no memory for them. Give it more.'
         ) from e
-    return payload.toreadonly() if store.fetch_parts(name, _targets(listed, payload)) else None
+    return payload.toreadonly() if client.enter().fetch_parts(name, _targets(listed, payload)) else None
 
 
 class HostCopies:
@@ -49,8 +50,8 @@ class HostCopies:
         This host's downloads of the values of a run, as one process uses them. Thread-safe.
     """
 
-    def __init__(self, store: TransportStore, cache: CacheDir) -> None:
-        self._store = store
+    def __init__(self, client: Client, cache: CacheDir) -> None:
+        self._client = client
         self._cache = cache
         self._lock = threading.Lock()
         self._locks: Dict[str, FetchLock] = {}
@@ -75,7 +76,7 @@ class HostCopies:
             raise
         except (OSError, CorruptPayload) as e:
             self._complain(name, e)
-        return fetch_payload(self._store, name, listed)
+        return fetch_payload(self._client, name, listed)
 
     def drop_removed(self) -> None:
         """Drop mappings of removed files, which would keep their memory."""
@@ -132,7 +133,7 @@ class HostCopies:
                 else:
                     missing.append((part, target))
             content[listed.num_bytes :] = trailer
-            return self._store.fetch_parts(name, missing, moved)
+            return self._client.enter().fetch_parts(name, missing, moved)
 
         return slots.fill(listed.stamp, listed.num_bytes + len(trailer), write)
 

@@ -8,9 +8,10 @@ from typing import Callable, Dict, Optional, Set, Tuple
 
 from ding_store.errors import CorruptPayload, PayloadLost
 from ding_store.storage.base import Buffer, Value, ValueVersion
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import decode_value
 from ding_store.storage.encoding.value_parts import PartList, unpack
-from ding_store.storage.shared_memory.transports import TransportStore, Version
+from ding_store.storage.protocol import Version
 from ding_store.storage.shared_memory.value_downloads import fetch_payload
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,14 @@ class ValueResolver:
 
     def __init__(
         self,
-        store: TransportStore,
+        client: Client,
         follow: Optional[Callable[[str, Version], Optional[Value]]] = None,
         patience_s: float = 30.0,
         fetch: Optional[Callable[[str, PartList], Optional[Buffer]]] = None,
     ) -> None:
-        self._store = store
+        self._client = client
         self._follow = follow
-        self._fetch = fetch or (lambda name, listed: fetch_payload(store, name, listed))
+        self._fetch = fetch or (lambda name, listed: fetch_payload(client, name, listed))
         self._patience_s = patience_s
         # value -> requested version, and until when it may come
         self._wanted: Dict[str, Tuple[ValueVersion, float]] = {}
@@ -59,7 +60,7 @@ class ValueResolver:
         known, missed, num_tries = newer_than, (0, '', False), 0
         while True:
             left = max(0.0, deadline - time.monotonic())
-            found = self._store.get_version(name, known, left, or_filled=known != newer_than)
+            found = self._client.get(name, known, left, or_filled=known != newer_than)
             if found is None and known != newer_than:
                 raise PayloadLost(_lost(name, known))
             if found is None or not found.version.is_of_another_put(newer_than):
@@ -111,7 +112,7 @@ class ValueResolver:
             until = time.monotonic() + self._patience_s
             self._wanted[name] = version, until
             if not is_coming:
-                self._store.request_version(name)
+                self._client.enter().request_version(name)
         return until
 
 

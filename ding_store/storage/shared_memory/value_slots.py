@@ -12,10 +12,10 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from ding_store.errors import CorruptPayload, ServerFull, StoreTimeout, VersionConflict
 from ding_store.storage.base import Buffer
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import Pieces
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.slots import Slot, SlotWriter
-from ding_store.storage.shared_memory.transports import TransportStore
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +59,8 @@ class ValueSlots:
         One writer's slots for one value. Thread-safe.
     """
 
-    def __init__(self, store: TransportStore, cache: CacheDir, name: str) -> None:
-        self._store = store
+    def __init__(self, client: Client, cache: CacheDir, name: str) -> None:
+        self._client = client
         self._cache = cache
         self._name = name
         self._lock = threading.Lock()
@@ -98,11 +98,11 @@ class ValueSlots:
         """Put the newest version's payload into the store, if the version is ours and the payload is missing there."""
         with self._in_turn():
             self._look()
-            found = self._store.get_version(self._name, 0)
+            found = self._client.get(self._name)
             if found is not None and self._newest is not None and not found.payload:
                 version, slot, lengths = self._newest
                 if not found.version.is_of_another_put(version):
-                    self._store.backfill_version(self._name, version, Pieces([slot.payload], lengths))
+                    self._client.enter().backfill_version(self._name, version, Pieces([slot.payload], lengths))
 
     def close(self, unlink: bool) -> None:
         with self._in_turn():
@@ -113,8 +113,8 @@ class ValueSlots:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         with ExitStack() as turn:
-            with self._store.held(self._next):
-                turn.enter_context(self._store.held(self._lock))
+            with self._client.availability.held(self._next):
+                turn.enter_context(self._client.availability.held(self._lock))
             yield
 
     def _look(self) -> None:
@@ -122,7 +122,7 @@ class ValueSlots:
         if self._in_doubt is None:
             return
         slot, lengths = self._in_doubt
-        found = self._store.get_version(self._name, 0)
+        found = self._client.get(self._name)
         reference = SlotReference.unpack(found.reference) if found is not None and found.reference else None
         if self._file is not None:
             is_here = reference is not None and _name_of(self._file) == reference.file

@@ -7,7 +7,7 @@ from typing import Any, Iterator, List, Tuple
 
 import pytest
 
-from ding_store.storage.base import Store
+from ding_store.storage.store import Store
 
 
 class StoreCase(ABC):

@@ -8,7 +8,8 @@ from typing import Callable, Optional, Tuple
 
 import numpy as np
 
-from ding_store.storage.base import Arrays, Entry, Header, Store
+from ding_store.storage.base import Arrays, Entry, Header
+from ding_store.storage.store import Store
 
 #: Deadline of every wait. Tests that pass never wait this long.
 WAIT_S = 60.0

@@ -8,8 +8,9 @@ from typing import Set
 import pytest
 
 from ding_store.errors import AppendUnsettled, ConfigError, StoreClosed, StoreTimeout
-from ding_store.storage.base import OLDEST, Store
+from ding_store.storage.base import OLDEST
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.store import Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, eventually, number_of
 

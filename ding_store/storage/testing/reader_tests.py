@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ding_store.errors import ConfigError, StoreClosed
-from ding_store.storage.base import OLDEST, EntryId, Store
+from ding_store.storage.base import OLDEST, EntryId
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.store import Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, found_in, number_of
 

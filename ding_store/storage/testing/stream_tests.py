@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreTimeout, StreamFull
-from ding_store.storage.base import OLDEST, OVERFLOW, Store
+from ding_store.storage.base import OLDEST, OVERFLOW
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.store import Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk, number_of
 

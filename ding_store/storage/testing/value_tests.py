@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ding_store.errors import VersionConflict
-from ding_store.storage.base import Store
+from ding_store.storage.store import Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk
 

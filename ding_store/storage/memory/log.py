@@ -6,10 +6,10 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Dict, NamedTuple, Set
 
+from ding_store.storage import protocol
 from ding_store.storage.base import EntryId, StreamInfo
-from ding_store.storage.exactly_once import outbox
 from ding_store.storage.exactly_once.chain import link
-from ding_store.storage.exactly_once.outbox import WIRE, AppendReply, AppendRequest, Backfill
+from ding_store.storage.protocol import WIRE, AppendReply, AppendRequest, Backfill
 
 
 @dataclass
@@ -74,30 +74,30 @@ class Log:
         if request.sequence == 0 and writer in self.writers:
             self.bases[writer] = request.base
         if request.epoch != self.epoch:
-            return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
+            return self._reply(protocol.STALE, known if writer in self.writers else self._admit(writer))
         if request.last_reply and self._is_older(writer, *map(int, request.last_reply.split(':'))):
             self.begin_epoch()
-            return self._reply(outbox.STALE, known if writer in self.writers else self._admit(writer))
+            return self._reply(protocol.STALE, known if writer in self.writers else self._admit(writer))
         if request.admission != admission:
-            return self._reply(outbox.FORGOTTEN, known)
+            return self._reply(protocol.FORGOTTEN, known)
         self._bring_back(request.readers)
         if request.sequence == 0 or request.sequence <= last:
-            return self._reply(outbox.OK, known)
+            return self._reply(protocol.OK, known)
         if request.sequence > max(last + 1, request.base):
-            return self._reply(outbox.GAP, known)
+            return self._reply(protocol.GAP, known)
         if request.transport not in (WIRE, self.transport):
-            return self._reply(outbox.PLANE, known)
+            return self._reply(protocol.PLANE, known)
         if request.max_pending_bytes and request.drop_oldest:
             self._drop_to(request.max_pending_bytes - request.size)
         if request.max_pending_bytes and self.pending_bytes + request.size > request.max_pending_bytes:
-            return self._reply(outbox.FULL, known)
+            return self._reply(protocol.FULL, known)
         self.last += 1
         self.deleted = False
         self.chain = link(self.chain, writer, request.sequence)
         self.records[self.last] = LogEntry(writer, request.sequence, request.payload, request.size, self.chain)
         self.pending_bytes += request.size
         self.writers[writer] = Known(request.sequence, self.last, admission)
-        return self._reply(outbox.OK, self.writers[writer])._replace(chain=self.chain)
+        return self._reply(protocol.OK, self.writers[writer])._replace(chain=self.chain)
 
     def begin_epoch(self) -> None:
         self.epoch = uuid.uuid4().hex
@@ -133,10 +133,11 @@ class Log:
 
     def ack(self, reader: str, entry_id: EntryId) -> None:
         self.behind(entry_id)
-        if entry_id.epoch == self.epoch and reader in self.readers:
-            self.readers[reader] = max(self.readers[reader], min(entry_id.number, self.last))
+        number = min(entry_id.number, self.last)
+        if entry_id.epoch == self.epoch and number > self.readers.get(reader, self.last):
+            self.readers[reader] = number
             self._trim_acked()
-            if len(self.writers) > 2 * outbox.MAX_SILENT_WRITERS:
+            if len(self.writers) > 2 * protocol.MAX_SILENT_WRITERS:
                 self._sweep()
 
     def forget(self, reader: str) -> bool:
@@ -193,7 +194,7 @@ class Log:
         return reply._replace(ends=(0, self.num_ends), readers=readers, admission=known.admission)
 
     def _admit(self, writer: str) -> Known:
-        if len(self.writers) >= 2 * outbox.MAX_SILENT_WRITERS:
+        if len(self.writers) >= 2 * protocol.MAX_SILENT_WRITERS:
             self._sweep()
         self.num_admitted += 1
         self.writers[writer] = Known(0, 0, self.num_admitted)
@@ -203,7 +204,7 @@ class Log:
         """Drop writers whose entries are all trimmed, except for some with the newest entries."""
         silent = {writer: one for writer, one in self.writers.items() if one.number <= self.floor}
         newest = sorted(silent, key=lambda writer: silent[writer][1:], reverse=True)
-        for writer in newest[outbox.MAX_SILENT_WRITERS :]:
+        for writer in newest[protocol.MAX_SILENT_WRITERS :]:
             self.num_swept += 1
             self._drop(writer)
 

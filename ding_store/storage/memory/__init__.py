@@ -1,0 +1,1 @@
+"""A store in the memory of one process, and the reference for every other server."""

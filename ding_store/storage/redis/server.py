@@ -1,0 +1,233 @@
+"""The server of a run in Redis: commands over one connection. keys.py lists the Redis keys that they use."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+
+from ding_store.errors import StoreError
+from ding_store.storage.base import EntryId, Header, StoreInfo, StreamInfo, ValueVersion
+from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, Pieces, encode_pieces
+from ding_store.storage.encoding.value_parts import ValuePart
+from ding_store.storage.options import RedisOptions
+from ding_store.storage.protocol import (
+    PATIENCE_S,
+    AppendReply,
+    AppendRequest,
+    Backfill,
+    Backfilled,
+    Fetch,
+    FreedCapacity,
+    Moved,
+    Server,
+    StoredEntry,
+    Version,
+    fetch_own,
+    unwatched,
+)
+from ding_store.storage.redis.appends import RedisAppends
+from ding_store.storage.redis.connection import Connection
+from ding_store.storage.redis.entries import RedisEntries
+from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
+from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.notifications import RedisNotifications
+from ding_store.storage.redis.parts import Parts
+from ding_store.storage.redis.scripts import Command
+from ding_store.storage.redis.server_session import ServerSession
+from ding_store.storage.redis.unanswered import Unanswered
+from ding_store.storage.redis.values import RedisValues
+
+
+class RedisServer(Server):
+    """
+    Overview:
+        The commands of one writer to a Redis server. It connects with the first one.
+    Arguments:
+        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
+        - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
+    """
+
+    max_payload_bytes = MAX_BYTES
+
+    def __init__(self, url: str, directory: Optional[str], run: str, writer: str, options: RedisOptions) -> None:
+        super().__init__(writer)
+        self._run_name = run
+        self._directory = directory
+        self._connection = self.availability = Connection(url, directory, options)
+        self._connection.after_reconnect = self._restore
+        self.address = self._connection.address
+        self.patience_s = max(PATIENCE_S, 1.5 * options.reconnect_timeout_s)
+        self.keeps_data = directory is not None  # in its append-only file
+        self._keys = RunKeys(self._connection, run)
+        self._appends = RedisAppends(self._connection, self._keys, writer)
+        self._parts = Parts(self._connection)
+        self._entries = RedisEntries(self._connection, self._keys, self._parts)
+        self._notifications = RedisNotifications(self._connection, self._keys)
+        self._values = RedisValues(self._connection, self._keys, writer, self.versions)
+        self._unanswered = Unanswered(self._connection)
+
+    def connect(self) -> None:
+        """Connect now, within ``connect_timeout_s``."""
+        self._connection.connect()
+
+    def _restore(self) -> None:
+        """Restore names and entries before the next command: the new server may have lost its memory."""
+        self._keys.doubt_list()
+        self.after_reconnect()
+
+    def append(self, request: AppendRequest) -> AppendReply:
+        return self._appends.send_request(request)
+
+    def backfill(self, request: Backfill) -> None:
+        self._appends.backfill(request)
+
+    def leave(self, stream: str, admission: int) -> None:
+        self._appends.leave(stream, admission)
+
+    def wait_for_capacity(self, stream: str, freed: int, timeout_s: float) -> Optional[FreedCapacity]:
+        return self._notifications.wait_for_capacity(stream, freed, max(1, _ms(timeout_s)))
+
+    def wait_for_transports(self, known: Mapping[str, int], timeout_s: float) -> None:
+        self._notifications.wait_for_transports(known, max(1, _ms(timeout_s)))
+
+    def read(
+        self, stream: str, after: EntryId, max_entries: int, timeout_s: float = 0.0, fetch: Fetch = fetch_own
+    ) -> List[StoredEntry]:
+        return self._entries.read(stream, after, max_entries, _ms(timeout_s), fetch)
+
+    def read_backfill(self, stream: str, entry: StoredEntry, fetch: Optional[Fetch] = None) -> Backfilled:
+        return self._entries.read_backfill(stream, entry, fetch)
+
+    def request_backfills(self, stream: str) -> None:
+        self._run('want', stream)
+
+    def register_reader(
+        self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
+    ) -> EntryId:
+        self._keys.list_name('stream', stream, again=True)
+        epoch, number, chain = self._run('register', stream, reader, 'd' if durable else 'e', start, host, '')
+        return EntryId(epoch.decode(), number).chained(chain.decode())
+
+    def ack(self, stream: str, reader: str, entry_id: EntryId, wait: bool = True) -> None:
+        arguments = (entry_id.epoch, reader, entry_id.number, entry_id.chain)
+        if wait:
+            self._run('ack', stream, *arguments)
+            return
+        self._unanswered.send(
+            f'ack {stream!r}',
+            lambda session: [self._keys.command(session, 'ack', stream, arguments)],
+            lambda replies: None,
+            lambda: self._ack(stream, arguments),
+        )
+
+    def unregister_reader(self, stream: str, reader: str) -> bool:
+        return bool(self._run('forget', stream, reader))
+
+    def put(
+        self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
+    ) -> ValueVersion:
+        self._keys.list_name('value', name)
+        version, is_first = self._values.put(name, payload, reference, expected_version)
+        if is_first:
+            self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
+        return version
+
+    def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
+        found = self._values.newest(name, newer_than, or_filled)
+        if found is None and timeout_s > 0:
+            found = self._values.next(name, newer_than, or_filled, _ms(timeout_s))
+        return found
+
+    def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
+        return self._values.fetch(name, wanted, moved)
+
+    def backfill_version(self, name: str, version: int, payload: Pieces) -> bool:
+        return self._values.backfill(name, version, payload)
+
+    def request_version(self, name: str) -> None:
+        self._values.want(name)
+
+    def wait_for_requests(self, known: Mapping[str, str], timeout_s: float) -> Dict[str, str]:
+        return self._values.wait_for_requests(known, max(1, _ms(timeout_s)))
+
+    def add(self, counter: str, amount: int) -> int:
+        keys = [self._keys.counters]
+        what = f'add to {counter!r}'
+        return int(self._connection.call(what, lambda session: session.run('add', keys, counter, amount)))
+
+    def delete(self, name: str) -> bool:
+        existed = bool(self._run('delete', name))
+        values = self._values.delete(name)
+        numbers = self._connection.call(f'delete {name!r}', lambda session: self._keys.delist(session, name))
+        return bool(existed or values or numbers)
+
+    def info(self) -> StoreInfo:
+        def read(session: ServerSession) -> StoreInfo:
+            streams, values = read_streams(session, self._run_name), read_values(session, self._run_name)
+            server, counters = session.generation.server, read_counters(session, self._run_name)
+            return StoreInfo(self.address, self._run_name, server, streams, values, counters)
+
+        return self._connection.call('info', read)
+
+    def stream_info(self, stream: str) -> Optional[StreamInfo]:
+        return self._connection.call('info', lambda session: read_stream(session, self._run_name, stream))
+
+    def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
+        """
+        Send both commands in one message. Wait for their replies only at the first ``advance`` of a value, and for a
+        header that does not fit into one message.
+        """
+        payload = encode_pieces(header, {})
+        if payload.num_bytes > INLINE_BYTES or not self._values.has_seen(name):
+            super().advance(stream, reader, entry_id, name, header)
+            return
+        self._keys.list_name('value', name)
+        acked = entry_id.epoch, reader, entry_id.number, entry_id.chain
+
+        def commands(session: ServerSession) -> List[Command]:
+            ack = self._keys.command(session, 'ack', stream, acked)
+            return [ack, self._values.put_command(name, payload.sealed())]
+
+        def note(replies: List[Any]) -> None:
+            is_published, is_first = self._values.note(name, replies[1])
+            if not is_published:
+                self.put(name, payload)
+            elif is_first:
+                self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
+
+        def again() -> None:
+            self._ack(stream, acked)
+            self.put(name, payload)
+
+        self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
+
+    def flush(self) -> None:
+        self._unanswered.flush()
+
+    def finish(self) -> Optional[StoreError]:
+        return self._unanswered.finish()
+
+    def close(self) -> None:
+        self._unanswered.close()
+        self._connection.close()
+
+    def retire(self, names: Set[str]) -> None:
+        if self._directory is None:
+            self._connection.call('retire', lambda session: self._keys.delete(session, names))
+            return
+        from ding_store.storage.embedded.private_server import mark_finished  # Only embedded servers need this.
+
+        self._connection.end()
+        mark_finished(self._directory, min(30.0, max(1.0, self._connection.reconnect_timeout_s)))
+
+    def _ack(self, stream: str, arguments: Tuple[str, str, int, str]) -> None:
+        self._connection.call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
+
+    def _run(self, script: str, stream: str, *arguments: Any) -> Any:
+        self._unanswered.flush()
+        what = f'{script} {stream!r}'
+        return self._connection.call(what, lambda session: self._keys.run(session, script, stream, arguments))
+
+
+def _ms(timeout_s: float) -> int:
+    """Return the milliseconds of a wait: 0 only for no wait, which Redis takes for an endless one."""
+    return max(1, int(timeout_s * 1000)) if timeout_s > 0 else 0
