@@ -50,9 +50,10 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
+    'metrics': {'errors', 'private_files'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -99,6 +100,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
+    'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }

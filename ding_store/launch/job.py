@@ -20,11 +20,12 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
-from ding_store.launch.progress import Display, Figures, summary, table
+from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
+from ding_store.metrics.figures import Figures
 from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving

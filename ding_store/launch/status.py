@@ -13,7 +13,7 @@ from typing import Any, Dict, Optional
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import printable
-from ding_store.launch.progress import Figures
+from ding_store.metrics.figures import Figures
 from ding_store.middleware.ending import end_of
 from ding_store.middleware.members import Member, Members
 from ding_store.middleware.run_session import RunSession

@@ -401,7 +401,8 @@ def test_on_corrupt_is_a_key_of_the_config():
 
 
 def test_progress_shows_skipped_entries():
-    from ding_store.launch.progress import Figures, summary
+    from ding_store.launch.progress import summary
+    from ding_store.metrics.figures import Figures
 
     assert '3 corrupt entries skipped' in Figures(entries_corrupt=3).line()
     assert 'corrupt' not in Figures().line()

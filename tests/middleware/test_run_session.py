@@ -17,8 +17,8 @@ from redis_server import left_by_runs
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
-from ding_store.launch.progress import Figures
 from ding_store.launch.status import read_status
+from ding_store.metrics.figures import Figures
 from ding_store.middleware import ending
 from ding_store.middleware import members as members_module
 from ding_store.middleware.claim import _claim, claim_run
