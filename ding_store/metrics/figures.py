@@ -9,8 +9,11 @@ from typing import Any, Dict, Optional, Protocol, Sequence
 class Report(Protocol):
     """The last report of a member, see ``ding_store.middleware.members.Member``."""
 
+    id: str
+    figures: Dict[str, Any]
+
     @property
-    def figures(self) -> Dict[str, Any]: ...
+    def clock(self) -> str: ...
 
 
 class Reports(Protocol):
@@ -20,7 +23,7 @@ class Reports(Protocol):
 
     def total(self, role: str, figure: str) -> float: ...
 
-    def began_s(self, role: str) -> Optional[float]: ...
+    def began_s(self, role: str, clock: str) -> Optional[float]: ...
 
     def num_not_left(self, role: str) -> int: ...
 
@@ -31,7 +34,8 @@ class Reports(Protocol):
 class Figures:
     """
     Overview:
-        Progress of a run so far, from its members' own reports. Times are seconds of CLOCK_MONOTONIC.
+        Progress of a run so far, from its members' own reports. ``began_s`` and ``ended_s`` are seconds of the learner's
+        CLOCK_MONOTONIC.
     """
 
     env_step: int = 0
@@ -61,7 +65,6 @@ class Figures:
             rows_appended=int(members.total('collector', 'rows')),
             env_step=int(members.total('collector', 'env_step')),
         )
-        figures.began_s = members.began_s('collector')
         for each in members.of('learner'):
             # A learner that resumed with the replay of those before it counts all of their rows.
             before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
@@ -75,6 +78,10 @@ class Figures:
             figures.rows_appended = max(figures.rows_appended, figures.rows_ingested)
         if learner is not None:
             figures._add_learner(learner.figures, members)
+            # CLOCK_MONOTONIC begins anew at each boot. If no collector shares the learner's clock, the loop begins with
+            # the first chunk that the learner reads.
+            began_s = members.began_s('collector', learner.clock)
+            figures.began_s = learner.figures.get('began_s') if began_s is None else began_s
             if len(members.of('learner')) > 1 and 'began_s' in learner.figures:
                 figures._measure_loop_of(learner.figures)
         if evaluator is not None:

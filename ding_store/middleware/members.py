@@ -109,6 +109,11 @@ class Member:
         return self.state == 'alive' and self.pid_space == pid_space() and not os.path.exists(f'/proc/{self.pid}')
 
     @property
+    def clock(self) -> str:
+        """The boot whose CLOCK_MONOTONIC the member's times are of. Times of two boots cannot be compared."""
+        return self.pid_space.split(' ')[0]
+
+    @property
     def title(self) -> str:
         return f'{self.role} (node {self.node_id}, pid {self.pid} on {self.host})'
 
@@ -118,13 +123,13 @@ class _Departed:
     """Sums of members of a role that are no longer kept by name. A member that reports again counts twice."""
 
     sums: Dict[str, float] = field(default_factory=dict)
-    began_s: List[float] = field(default_factory=list)  # of the first member, if known
+    began_s: Dict[str, float] = field(default_factory=dict)  # clock -> of the first member with that clock
     num_not_left: int = 0
 
     def add(self, member: Member) -> None:
         for name, figure in member.figures.items():
             if name == 'began_s':
-                self.began_s = [min([figure, *self.began_s])]
+                self.began_s[member.clock] = min(figure, self.began_s.get(member.clock, figure))
             elif name not in _OTHER_FIGURES:
                 self.sums[name] = self.sums.get(name, 0) + figure
         self.num_not_left += member.state == 'alive'
@@ -271,10 +276,11 @@ class Members:
         """Sum one figure over all members that ever had this role, including those that left, failed or crashed."""
         return self._gone(role).sums.get(figure, 0) + sum(m.figures.get(figure, 0) for m in self.of(role))
 
-    def began_s(self, role: str) -> Optional[float]:
-        """Return when the first member of a role began, in seconds of CLOCK_MONOTONIC."""
-        began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures]
-        return min(began + self._gone(role).began_s, default=None)
+    def began_s(self, role: str, clock: str) -> Optional[float]:
+        """Return when the first member of a role with this clock began, in seconds of that clock. None: no member."""
+        began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures and m.clock == clock]
+        gone = [began_s for departed, began_s in self._gone(role).began_s.items() if departed == clock]
+        return min(began + gone, default=None)
 
     def num_not_left(self, role: str) -> int:
         """Return the number of members of a role that did not leave in order."""
