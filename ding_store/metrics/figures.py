@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Dict, Optional, Protocol, Sequence
 
+#: Parts of the work of a learner's loop and of a collector's, whose seconds they report as ``<part>_s``. A collector
+#: spends the rest of its time on its environments. ``append`` includes waits for room in the stream.
+LEARNER_PARTS = ('wait_experience', 'ingest', 'sample', 'train', 'publish')
+COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append')
+
 
 class Report(Protocol):
     """The last report of a member, see ``ding_store.middleware.members.Member``."""
@@ -27,6 +32,8 @@ class Reports(Protocol):
 
     def num_not_left(self, role: str) -> int: ...
 
+    def num_running(self, role: str) -> int: ...
+
     def policy_lag(self, name: str, version: int) -> int: ...
 
 
@@ -34,8 +41,8 @@ class Reports(Protocol):
 class Figures:
     """
     Overview:
-        Progress of a run so far, from its members' own reports. ``began_s`` and ``ended_s`` are seconds of the learner's
-        CLOCK_MONOTONIC.
+        Progress of a run so far, from its members' own reports. ``began_s`` and ``ended_s`` are seconds of the
+        learner's CLOCK_MONOTONIC.
     """
 
     env_step: int = 0
@@ -56,6 +63,21 @@ class Figures:
     ended_s: Optional[float] = None
     began_step: int = 0  # at began_s
     began_iter: int = 0
+    eval_step: Optional[int] = None
+    replay_size: Optional[int] = None
+    replay_bytes: Optional[int] = None
+    checkpoint_overhead: Optional[float] = None
+    max_pending_bytes: Optional[int] = None  # settings of the learner
+    max_lead: Optional[int] = None
+    prefetch: Optional[int] = None
+    learner: Optional[str] = None  # id of the learner's process. The following counts and seconds are since its start
+    learner_step: int = 0
+    learner_iter: int = 0
+    rows_sampled: Optional[int] = None  # None: the pipeline has no OffPolicyLearner
+    rows_inserted: int = 0
+    learner_s: Dict[str, float] = field(default_factory=dict)  # part of its work -> seconds; 'up': all seconds
+    num_collectors: int = 0  # that run
+    collector_s: Dict[str, float] = field(default_factory=dict)  # the same, summed over all collectors
 
     @classmethod
     def of(cls, members: Reports) -> Figures:
@@ -84,7 +106,12 @@ class Figures:
             figures.began_s = learner.figures.get('began_s') if began_s is None else began_s
             if len(members.of('learner')) > 1 and 'began_s' in learner.figures:
                 figures._measure_loop_of(learner.figures)
+            figures._add_own(learner)
+        figures.num_collectors = members.num_running('collector')
+        seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
+        figures.collector_s = {part: value for part, value in seconds.items() if value}
         if evaluator is not None:
+            figures.eval_step = evaluator.figures.get('eval_step')
             figures.eval_value = evaluator.figures.get('eval_value')
             figures.eval_iter = evaluator.figures.get('eval_iter')
         return figures
@@ -98,6 +125,17 @@ class Figures:
         self.policy_versions = learner.get('policy_versions', {})
         self.policy_lags = {name: members.policy_lag(name, version) for name, version in self.policy_versions.items()}
         self.policy_lag = max(self.policy_lags.values(), default=0)
+
+    def _add_own(self, learner: Report) -> None:
+        """Add what this learner's process counts from its own start."""
+        own = learner.figures
+        self.learner, self.checkpoint_overhead = learner.id, own.get('checkpoint_overhead')
+        for name in ('replay_size', 'replay_bytes', 'max_pending_bytes', 'max_lead', 'prefetch'):
+            setattr(self, name, own.get(name))
+        self.learner_step = own.get('env_step', 0) - own.get('began_step', 0)
+        self.learner_iter = own.get('train_iter', 0) - own.get('began_iter', 0)
+        self.rows_sampled, self.rows_inserted = own.get('sampled'), own.get('rows', 0) - own.get('began_rows', 0)
+        self.learner_s = {part: own[f'{part}_s'] for part in ('up', *LEARNER_PARTS) if f'{part}_s' in own}
 
     def _measure_loop_of(self, learner: dict) -> None:
         """Set times and rates to those of a restarted learner's own loop. Totals include the processes before it."""

@@ -150,6 +150,8 @@ class Members:
         self._num_reports = 0
         self._reported: Dict[str, int] = {}  # member id -> the number of its last report among all reports
         self._has_complained = False
+        self.num_rejected = 0  # entries that are no reports of members, and why the last one is none
+        self.rejected = ''
 
     def refresh(self) -> Members:
         before = None
@@ -189,6 +191,7 @@ class Members:
             self.by_id[member.id] = member
 
     def _complain(self, reason: str) -> None:
+        self.num_rejected, self.rejected = self.num_rejected + 1, reason
         if not self._has_complained:
             self._has_complained = True
             logger.warning('members of run %r: %s. The report is skipped', self._store.run, reason)
@@ -257,9 +260,24 @@ class Members:
 
     def policy_lag(self, name: str, version: int) -> int:
         """Return ``version`` minus the oldest version of the policy that a running collector uses."""
-        living = [m for m in self._reporting() if m.role == 'collector' and not m.was_killed]
-        held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
+        running = self._running('collector')
+        held = [member.figures.get('policy_versions', {}).get(name, version) for member in running]
         return max(0, version - min(held, default=version))
+
+    def state_of(self, member: Member) -> str:
+        """Return its last report's state, or 'killed' or 'silent' if the process is gone or does not report any more."""
+        if member.state != 'alive':
+            return member.state
+        if member.was_killed:
+            return 'killed'
+        return 'alive' if member in self._reporting() else 'silent'
+
+    def num_running(self, role: str) -> int:
+        """Return the number of members of a role that still report."""
+        return len(self._running(role))
+
+    def _running(self, role: str) -> List[Member]:
+        return [member for member in self._reporting() if member.role == role and not member.was_killed]
 
     def _reporting(self) -> Iterator[Member]:
         """
@@ -330,12 +348,14 @@ def _are_versions(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_text(name) and _is_int(version) for name, version in value.items())
 
 
-#: Figures that are not counts. An evaluation's return may be infinite before the first one.
+#: Figures that are neither counts nor durations (``<part>_s``). An evaluation's return may be infinite before the
+#: first one. ``at_s`` is the time of the report, in seconds since 1970 by the member's clock.
 _OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
     'eval_value': _is_number,
     'checkpoint_overhead': _is_number,
     'began_s': _is_time,
     'ended_s': _is_time,
+    'at_s': _is_time,
     'is_resumed': lambda value: isinstance(value, bool),
     'policy_versions': _are_versions,
 }
@@ -343,7 +363,8 @@ _OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
 
 def _are_figures(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _is_text(name) and _OTHER_FIGURES.get(name, _is_int)(figure) for name, figure in value.items()
+        _is_text(name) and _OTHER_FIGURES.get(name, _is_time if name.endswith('_s') else _is_int)(figure)
+        for name, figure in value.items()
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
@@ -32,6 +33,7 @@ from ding_store.middleware.members import (
     launch,
     parent_process,
 )
+from ding_store.middleware.time_spent import TimeSpent
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
@@ -84,6 +86,11 @@ class RunSession:
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
         self.waited_s = 0.0  # total time in ``wait_for``
+        self.time_spent = TimeSpent()
+        self.has_recorder = False  # a part of this process records the run's figures
+        self.num_sampled = 0  # see ``count_sampled``
+        self._figures_lock = threading.Lock()
+        self._report_lock = threading.Lock()
         self.acting_policy: Optional[str] = None  # rows are marked with its version
         self._acts_by_order = True  # it was the first policy, not one with acting=True
 
@@ -160,7 +167,13 @@ class RunSession:
         """Set figures of this member. Its next report contains them."""
         if self.member is not None:
             # A new dict, because the session's thread may be reading the old one for a report.
-            self.member.figures = {**self.member.figures, **figures}
+            with self._figures_lock:
+                self.member.figures = {**self.member.figures, **figures}
+
+    def count_sampled(self, num_rows: int) -> None:
+        """Count rows that this process has trained on, each as often as it was drawn."""
+        self.num_sampled += num_rows
+        self.figures(sampled=self.num_sampled)
 
     def add_policy(self, name: str, acting: Optional[bool] = None) -> None:
         """
@@ -249,7 +262,7 @@ class RunSession:
                         has_seen_end = True
                         self._finish(end.reason, end.failed)
                 if self.member is not None and not self._closing.is_set():
-                    self.member.report(self.store)
+                    self._report_member()
                 self.is_server_full = False
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
@@ -276,11 +289,23 @@ class RunSession:
             return self.store.get(FINISH) is None
         return False
 
+    def report_now(self) -> None:
+        """Report this member without waiting for its next regular report, which repeats a report that fails."""
+        if self.member is not None:
+            with contextlib.suppress(StoreError), self.store.nonblocking():
+                self._report_member()
+
+    def _report_member(self, *state: str) -> None:
+        """Report this member with the figures of this moment."""
+        assert self.member is not None
+        self.figures(**self.time_spent.figures(), at_s=round(time.time(), 3))
+        with self._report_lock:
+            self.member.report(self.store, *state)
+
     def _report(self, *state: str) -> None:
         """Report this member once, outside of the session's thread. If the server is full, the report may be lost."""
-        assert self.member is not None
         try:
-            self.member.report(self.store, *state)
+            self._report_member(*state)
         except ServerFull as error:
             self.note_full(error)
         except (AppendUnsettled, StoreClosed) as error:  # the run may have been deleted
@@ -296,13 +321,16 @@ class RunSession:
 
     # Waiting
 
-    def wait_for(self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None) -> Optional[T]:
+    def wait_for(
+        self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None, part: str = 'wait'
+    ) -> Optional[T]:
         """
         Overview:
             Repeat ``attempt(timeout_s)`` until it returns a value or the run ends. Return None in the second case. Log
             ``what`` every ``wait_warn_s`` while it waits.
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
+            - part (:obj:`str`): The part of the work that ``time_spent`` counts this time for.
         Raises:
             - StoreTimeout: Members of ``role`` had joined, and have been silent for ``peer_timeout_s``.
         """
@@ -312,19 +340,20 @@ class RunSession:
             timeout_s = self.config.peer_timeout_s
             peers = PeerWatch(self.store, role, timeout_s, lambda: self.member, lambda: self.is_server_full)
         try:
-            while not self.finished:
-                for call in self.while_waiting:
-                    call()
-                result = attempt(SLICE_S)
-                if result is not None:
-                    return result
-                now = time.monotonic()
-                if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
-                    looked = now
-                    state = peers.look() if peers else ''
-                    if now - warned >= self.config.wait_warn_s:
-                        warned = now
-                        logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+            with self.time_spent.measure(part):
+                while not self.finished:
+                    for call in self.while_waiting:
+                        call()
+                    result = attempt(SLICE_S)
+                    if result is not None:
+                        return result
+                    now = time.monotonic()
+                    if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                        looked = now
+                        state = peers.look() if peers else ''
+                        if now - warned >= self.config.wait_warn_s:
+                            warned = now
+                            logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
             return None
         finally:
             self.waited_s += time.monotonic() - begin

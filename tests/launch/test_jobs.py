@@ -12,7 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, records, status, table
+from scalars import scalars
 
+from ding_store.metrics.history import read_history
+from ding_store.metrics.record import AXES, COLUMNS
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.testing import eventually
 
@@ -20,6 +23,8 @@ pytest.importorskip('ding')
 pytest.importorskip('gym')
 pytestmark = pytest.mark.timeout(600)
 
+#: DI-engine's own tag of the return.
+RETURN_TAG = 'basic/eval_episode_return_mean'
 DQN_EXAMPLE = 'ding.example.dqn'
 MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
 
@@ -51,6 +56,18 @@ def balanced(text):
     return rows
 
 
+def assert_recorded(directory, rows):
+    """TensorBoard has the figures that every run with roles and a replay has, and the history ends with the table's."""
+    found, history = scalars(directory), read_history(str(directory))
+    tags = {f'store/{name}' for name in COLUMNS} - {f'store/{name}' for name in AXES}
+    assert tags - set(found) <= {'store/checkpoint_overhead', 'store/collector_wait_weights'}
+    assert found[RETURN_TAG][-1][1] == pytest.approx(rows['last evaluation return'], abs=0.1)
+    last = history[-1]
+    assert (last['env_step'], last['train_iter']) == (rows['env steps'], rows['train iterations'])
+    assert last['replay_bytes'] > last['replay_rows'] > 0
+    assert found['store/replay_rows'][-1] == (last['env_step'], last['replay_rows'])
+
+
 def test_cartpole_converges_and_its_counts_agree(tmp_path):
     with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
         assert run.wait() == 0, run.text
@@ -58,6 +75,8 @@ def test_cartpole_converges_and_its_counts_agree(tmp_path):
     assert rows['last evaluation return'] >= 195
     # Stock serial needs 1.0-3.1k env steps over its seeds; two collectors and a later evaluation may add to that.
     assert 500 < rows['env steps'] < 8000
+    assert_recorded(tmp_path / 'cartpole_dqn_seed0', rows)
+
     # Five updates per eight steps, less those that stock skips too (until there are 64 rows) and the last chunks.
     updates = 5 * (rows['env steps'] - 56) / 8
     assert 0.95 * updates <= rows['train iterations'] <= updates

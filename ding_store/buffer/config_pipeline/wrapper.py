@@ -78,7 +78,7 @@ class StoreBufferWrapper:
         self._exp_name, self._tb_logger = exp_name, tb_logger
         self.settings = WrapperSettings.from_config(cfg)
         self._throughput = Throughput(self.settings.thruput_controller)
-        self._logged_iter, self._push_count = -1, 0
+        self._logged_iter, self._push_count, self._sample_count = -1, 0, 0
         #: The iteration of the first sample, until a policy has trained on it.
         self._first_iter: Optional[int] = None
         self._has_trained = False
@@ -159,6 +159,7 @@ class StoreBufferWrapper:
             logger.info('%s', e)
             return None
         self._throughput.sampled(size)
+        self._sample_count += size
         self._log(rows, train_iter)
         self._note_training(train_iter)
         return data
@@ -406,8 +407,16 @@ class StoreBufferWrapper:
             priorities = self._priorities.priorities_of(rows)
             if not np.isnan(priorities).all():
                 values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
-        for name, value in values.items():
-            self._tb_logger.add_scalar(f'{self.name}/{name}', value, train_iter)
+        tags = {f'{self.name}/{name}': value for name, value in values.items()}
+        # The same figures as those of a task pipeline. A config may have several buffers.
+        several = self.name.replace('buffer_iter', '')
+        tags[f'store/{several}replay_rows'] = float(self.count())
+        if self.buffer.num_bytes is not None:
+            tags[f'store/{several}replay_bytes'] = float(self.buffer.num_bytes)
+        if self._push_count:
+            tags[f'store/{several}samples_per_insert'] = self._sample_count / self._push_count
+        for tag, value in tags.items():
+            self._tb_logger.add_scalar(tag, value, train_iter)
 
 
 def _is_dict_of_lists(schema: Schema) -> bool:
