@@ -29,6 +29,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     },
     'look': {
         'status': "Show a run's members, streams, rates, lag and versions.",
+        'plot': 'Draw the curves of finished or running runs.',
         'doctor': 'Check this environment and name the fix of each problem.',
         'compare': "Measure DI-engine's own buffer and the store side by side.",
     },
@@ -116,6 +117,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_run(commands, environment)
     _add_join(commands, environment)
     _add_status(commands, environment)
+    _add_plot(commands)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
     _add_gc(commands)
@@ -250,9 +252,41 @@ def _add_status(commands: argparse._SubParsersAction, environment: Environment) 
         'ding-store status --run pong --watch 2',
     )
     _add_store_options(parser, environment)
-    parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every SECONDS seconds')
+    parser.add_argument('--json', action='store_true', help='print JSON, as docs/reference/status-json.md describes')
+    parser.add_argument('--all', action='store_true', help='also list all members, and streams, readers and values')
+    parser.add_argument(
+        '--watch',
+        metavar='SECONDS',
+        type=_seconds,
+        nargs='?',
+        const=2.0,
+        help='show a screen until the run ends, anew every SECONDS seconds (default: 2)',
+    )
     parser.set_defaults(call=_status)
+
+
+def _add_plot(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'plot',
+        'Draw the histories of runs: returns, rates and waits over env steps and over time. A run\n'
+        'keeps its history in metrics.jsonl, in the exp_name of its config.',
+        'ding-store plot pong_seed0 pong_seed1 --figure pong.png',
+        usage='ding-store plot RUN [RUN ...] [options]',
+    )
+    parser.add_argument(
+        'runs', metavar='RUN', nargs='+', help='directory with metrics.jsonl, or the name of a run with --roles'
+    )
+    parser.add_argument(
+        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg or .pdf (default: %(default)s)'
+    )
+    parser.set_defaults(call=_plot)
+
+
+def _plot(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.plot import plot
+
+    return plot(options.runs, options.figure)
 
 
 def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> None:
@@ -435,7 +469,7 @@ def _explain(command: List[str]) -> None:
 def _status(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.status import show_status
 
-    return show_status(_config(options), options.json, options.watch)
+    return show_status(_config(options), options.json, options.watch, options.all)
 
 
 def _forget(options: argparse.Namespace, command: List[str]) -> int:

@@ -567,7 +567,7 @@ def test_install_leaves_torch_and_di_engine_alone(source):
     installs = [item['metadata'] for item in json.loads(report)['install']]
     assert [metadata['name'].replace('-', '_') for metadata in installs] == ['ding_store']
     required = [requirement for requirement in installs[0]['requires_dist'] if 'extra ==' not in requirement]
-    assert {re.split(r'[<>=]', requirement)[0] for requirement in required} == {'numpy', 'redis', 'hiredis'}
+    assert {re.split(r'[<>=]', requirement)[0] for requirement in required} == {'numpy', 'redis', 'hiredis', 'rich'}
     assert not [requirement for requirement in required if '<' in requirement or '==' in requirement]
 
 

@@ -265,7 +265,7 @@ class Members:
         return max(0, version - min(held, default=version))
 
     def state_of(self, member: Member) -> str:
-        """Return its last report's state, or 'killed' or 'silent' if the process is gone or does not report any more."""
+        """Return the state of the last report, 'killed' if the process is gone, or 'silent' if it reports no more."""
         if member.state != 'alive':
             return member.state
         if member.was_killed:

@@ -20,14 +20,13 @@ from ding_store.metrics.record import AXES, Record, record_of
 from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.ingest_plan import replay_figures
 from ding_store.middleware.members import Members
+from ding_store.middleware.run_history import put_history
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import best_effort
 
 #: Shortest time between two records. It grows to a thousandth of the run's time, so that histories stay small.
 EVERY_S = 2.0
 SHARE_OF_RUN = 1e-3
-#: A value with the path of the history, for those that look at the run.
-HISTORY = 'history'
 #: DI-engine's own tag of the return.
 RETURN_TAG = 'basic/eval_episode_return_mean'
 
@@ -118,7 +117,7 @@ class RunRecorder(Recorder):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name='ding_store-records', daemon=True)
         if self.history is not None:
-            session.store.put(HISTORY, {'path': self.history.path}, {})
+            put_history(session.store, self.history.path)
             session.while_waiting.append(self.write)
             self._thread.start()
 

@@ -18,7 +18,8 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.metrics.history import read_history  # noqa: E402
 from ding_store.middleware import pipeline, run_recorder  # noqa: E402
 from ding_store.middleware.members import Member  # noqa: E402
-from ding_store.middleware.run_recorder import HISTORY, RETURN_TAG, RunRecorder  # noqa: E402
+from ding_store.middleware.run_history import history_of  # noqa: E402
+from ding_store.middleware.run_recorder import RETURN_TAG, RunRecorder  # noqa: E402
 from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
@@ -79,7 +80,7 @@ def test_recorder_writes_each_return_once(recorder, writer):
 
 
 def test_recorder_tells_where_the_history_is(recorder, writer):
-    path = recorder._session.store.get(HISTORY).header['path']
+    path = history_of(recorder._session.store)
     assert path == os.path.join(os.path.abspath(writer.logdir), 'metrics.jsonl')
 
 
@@ -112,5 +113,5 @@ def test_process_without_a_writer_has_no_records(monkeypatch, tmp_path):
         recorder.record()
         recorder.write()
         recorder.close()
-        assert store.get(HISTORY) is None
+        assert history_of(store) is None
     assert list(tmp_path.iterdir()) == []
