@@ -29,6 +29,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     },
     'look': {
         'status': "Show a run's members, streams, rates, lag and versions.",
+        'metrics': 'Serve the metrics of a run to Prometheus.',
         'plot': 'Draw the curves of finished or running runs.',
         'doctor': 'Check this environment and name the fix of each problem.',
         'compare': "Measure DI-engine's own buffer and the store side by side.",
@@ -118,6 +119,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_join(commands, environment)
     _add_status(commands, environment)
     _add_plot(commands)
+    _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
     _add_gc(commands)
@@ -281,6 +283,36 @@ def _add_plot(commands: argparse._SubParsersAction) -> None:
         '--figure', metavar='FILE', default='metrics.png', help='.png, .svg or .pdf (default: %(default)s)'
     )
     parser.set_defaults(call=_plot)
+
+
+def _add_metrics(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'metrics',
+        'Serve the metrics of a run to Prometheus until the run ends. docs/reference/metrics.md lists\n'
+        'them. This needs the extra `metrics`, and delays no process of the run.',
+        'ding-store metrics --run pong --port 9464',
+    )
+    _add_store_options(parser, environment)
+    parser.add_argument('--port', type=_port, default=9464, help='port, or 0 for a free one (default: %(default)s)')
+    parser.add_argument(
+        '--address',
+        default='127.0.0.1',
+        help='address to listen at; 0.0.0.0 for all of this host (default: %(default)s, for this host only)',
+    )
+    parser.set_defaults(call=_metrics)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f'{text!r} should be a port from 0 to 65535')
+    return int(text)
+
+
+def _metrics(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.metrics import serve_metrics
+
+    return serve_metrics(_config(options), options.address, options.port)
 
 
 def _plot(options: argparse.Namespace, command: List[str]) -> int:

@@ -141,6 +141,7 @@ class Look:
             self._wait_for_report(self._before, wait_s)
         figures = Figures.of(self._members.refresh())
         rate, info, end = rates(self._before, figures), self._store.info(), end_of(self._store)
+        states = self._members.states()
         status = {
             'version': VERSION,
             'time': time.time(),
@@ -154,7 +155,7 @@ class Look:
             'rates_per_s': {'env_step': rate['env_steps_per_s'], 'train_iter': rate['train_iters_per_s']},
             'shares': shares(self._before, figures),
             'samples_per_insert': samples_per_insert(figures),
-            'members': [self._as_seen(member) for member in self._members.by_id.values()],
+            'members': [self._as_seen(member, states[member.id]) for member in self._members.by_id.values()],
             'rejected_reports': self._members.num_rejected,
             'rejected_reason': self._members.rejected,
             'streams': {name: asdict(stream) for name, stream in info.streams.items()},
@@ -174,7 +175,7 @@ class Look:
                 return
             self._members.wait(left_s)
 
-    def _as_seen(self, member: Member) -> Dict[str, Any]:
+    def _as_seen(self, member: Member, state: str) -> Dict[str, Any]:
         figures, before = member.figures, self._seen.get(member.id, {})
         seconds = figures.get('up_s', 0.0) - before.get('up_s', 0.0)
         count = 'env_step' if member.role == 'collector' else 'train_iter'
@@ -183,7 +184,7 @@ class Look:
         at_s = figures.get('at_s')
         return {
             **asdict(member),
-            'state': self._members.state_of(member),
+            'state': state,
             'age_s': None if at_s is None else max(time.time() - at_s, 0.0),
             'rate_per_s': (figures.get(count, 0) - before.get(count, 0)) / seconds if is_known else None,
             'wait_share': min(max(waited / seconds, 0.0), 1.0) if is_known else None,

@@ -264,13 +264,16 @@ class Members:
         held = [member.figures.get('policy_versions', {}).get(name, version) for member in running]
         return max(0, version - min(held, default=version))
 
-    def state_of(self, member: Member) -> str:
-        """Return the state of the last report, 'killed' if the process is gone, or 'silent' if it reports no more."""
-        if member.state != 'alive':
-            return member.state
-        if member.was_killed:
-            return 'killed'
-        return 'alive' if member in self._reporting() else 'silent'
+    def states(self) -> Dict[str, str]:
+        """Return the state of each member by its id: that of its last report, or 'killed' or 'silent' (no reports)."""
+        reporting = {member.id for member in self._reporting()}
+
+        def state_of(member: Member) -> str:
+            if member.state != 'alive':
+                return member.state
+            return 'killed' if member.was_killed else 'alive' if member.id in reporting else 'silent'
+
+        return {member.id: state_of(member) for member in self.by_id.values()}
 
     def num_running(self, role: str) -> int:
         """Return the number of members of a role that still report."""

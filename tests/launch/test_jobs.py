@@ -7,11 +7,13 @@ import shlex
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, records, status, table
+from prometheus_client.parser import text_string_to_metric_families
 from scalars import scalars
 
 from ding_store.metrics.history import read_history
@@ -591,10 +593,24 @@ def test_status_watch_does_not_keep_a_finished_run(tmp_path):
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
         run.wait_for(lambda: running(tmp_path / '.ding_store' / 'r'), 'a server')
         with job(ding_store('status', '--run', 'r', '--watch', '0.1'), tmp_path, name='status') as watch:
-            run.wait_for(lambda: 'members' in watch.text, 'a look at it')
-            stop.touch()
+            run.wait_for(lambda: 'last report' in watch.text, 'a look at it')
+            with job(ding_store('metrics', '--run', 'r', '--port', '0'), tmp_path, name='metrics') as exporter:
+                run.wait_for(lambda: scraped(exporter).get('ding_store_train_iterations_total', 0) > 0, 'training')
+                stop.touch()
+                assert run.wait() == 0, run.text
+                assert exporter.wait() == 0, exporter.text
             assert run.wait() == 0, run.text
             assert watch.wait() == 0, watch.text
+
+
+def scraped(exporter):
+    """Name -> value of the series of a run's exporter; empty until it serves."""
+    url = re.search(r'http://\S+', exporter.text)
+    if url is None:
+        return {}
+    with urllib.request.urlopen(url[0], timeout=60) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
 
 
 def test_status_of_an_unknown_run_names_the_existing_ones(tmp_path):

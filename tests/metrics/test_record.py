@@ -1,6 +1,8 @@
 """Records of a run: rates and shares between two looks, and the file of its history."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,13 @@ def test_evaluation_is_in_the_first_record_after_it(run):
 @pytest.mark.parametrize('value', [float('-inf'), float('nan')])
 def test_evaluation_that_is_not_finite_is_in_no_record(run, value):
     assert 'eval_return' not in record_of(Figures(), run('evaluator', 1, eval_value=value, eval_iter=0))
+
+
+def test_page_lists_each_name():
+    page = Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'metrics.md'
+    rows = re.findall(r'^\| `(\w+)` \| (.*?) \| (.*?) \|$', page.read_text(), re.M)
+    listed = {name: (unit, text) for name, unit, text in rows if not name.startswith('ding_store_')}
+    assert listed == {name: tuple(column) for name, column in COLUMNS.items()}
 
 
 def test_record_has_only_known_names(run):

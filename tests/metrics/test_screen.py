@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -167,6 +168,16 @@ def test_status_shows_reports_that_are_not_valid(store):
     status = read_status(store, 0.0)
     assert (status['rejected_reports'], [member['id'] for member in status['members']]) == (1, ['learner-0'])
     assert '1 report of a member was not valid' in shown(status)
+
+
+def test_page_lists_each_name_of_the_json(look):
+    page = (Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'status-json.md').read_text()
+    top, figures, members = (set(re.findall(r'`(\w+)`', part)) for part in re.split(r'^## ', page, flags=re.M)[:3])
+    status = look.read(0.0)
+    assert set(status) - top == set()
+    assert figures - {'figures'} <= set(status['figures'])
+    named = members - {'members', 'alive', 'left', 'failed', 'killed', 'silent', '_s'}
+    assert named <= set(status['members'][0])
 
 
 def test_status_of_an_empty_run_is_shown(store):
