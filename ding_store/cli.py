@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ding_store import __version__
 from ding_store.config import DEFAULT_URL, StoreConfig, parse_settings
@@ -31,7 +31,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'status': "Show a run's members, streams, rates, lag and versions.",
         'metrics': 'Serve the metrics of a run to Prometheus.',
         'plot': 'Draw the curves of finished or running runs.',
-        'doctor': 'Check this environment and name the fix of each problem.',
+        'doctor': 'Check this environment, or with --run say why a run is slow.',
         'compare': "Measure DI-engine's own buffer and the store side by side.",
     },
     'clean up': {
@@ -57,7 +57,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     if arguments[:1] == ['doctor']:
         from ding_store.doctor import main as doctor
 
-        return doctor(arguments[1:])
+        return _or_message(lambda: doctor(arguments[1:], _examine))
     parser = _parser(read_environment(), *arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -67,13 +67,28 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     if options.call is None:
         parser.print_help()
         return 2
-    try:
+
+    def call() -> int:
         _check_directory()
         check_outputs(options)
-        return options.call(options, command)
+        return int(options.call(options, command))
+
+    return _or_message(call)
+
+
+def _or_message(call: Callable[[], int]) -> int:
+    """Call a command. Turn an error of ours, or an interrupt, into one line and an exit code."""
+    try:
+        return call()
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
+
+
+def _examine(environment: Environment, as_json: bool) -> int:
+    from ding_store.launch.slow import show_why_slow
+
+    return show_why_slow(StoreConfig.from_block({}, environment=environment), as_json)
 
 
 def check_outputs(options: argparse.Namespace) -> None:

@@ -37,9 +37,7 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], ev
     """Show a run's status once, or every ``every_s`` seconds until the run ends."""
     check_running(config)
     with RunSession(config).store as store:
-        info = store.info()
-        if not (info.streams or info.values) and not config.url.startswith('embedded:'):
-            raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
+        check_known(store, config)
         statuses = _statuses(store, config, every_s)
         if as_json:
             for status in statuses:
@@ -48,6 +46,13 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], ev
         else:
             _show(statuses, everything, every_s is not None)
     return 0
+
+
+def check_known(store: Store, config: StoreConfig) -> None:
+    """Raise ConfigError if a server of several runs has nothing of this one."""
+    info = store.info()
+    if not (info.streams or info.values) and not config.url.startswith('embedded:'):
+        raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
 
 
 def _statuses(store: Store, config: StoreConfig, every_s: Optional[float]) -> Iterator[Dict[str, Any]]:

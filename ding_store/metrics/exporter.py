@@ -21,7 +21,7 @@ Samples = Dict[Tuple[str, ...], float]
 class RunCollector(Collector):
     """
     Overview:
-        Reads a run's status at each scrape. While the store is away, there is only ``ding_store_server_up``, which is 0.
+        Reads a run's status at each scrape. While the store is away, ``ding_store_server_up`` is 0, and alone.
     Arguments:
         - run (:obj:`str`): The label ``run`` of all series.
         - read (:obj:`Callable`): Returns the status, see docs/reference/status-json.md.
