@@ -26,8 +26,11 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'jobs': {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
+        'stop': 'End a run so that it can resume.',
     },
     'look': {
+        'ls': 'List the runs of a directory.',
+        'logs': 'Show what the processes of a run print.',
         'status': "Show a run's members, streams, rates, lag and versions.",
         'metrics': 'Serve the metrics of a run to Prometheus.',
         'plot': 'Draw the curves of finished or running runs.',
@@ -133,6 +136,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_run(commands, environment)
     _add_join(commands, environment)
     _add_status(commands, environment)
+    _add_runs(commands, environment)
     _add_plot(commands)
     _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
@@ -280,6 +284,48 @@ def _add_status(commands: argparse._SubParsersAction, environment: Environment) 
         help='show a screen until the run ends, anew every SECONDS seconds (default: 2)',
     )
     parser.set_defaults(call=_status)
+
+
+def _add_runs(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    text = 'List the runs of an embedded store: their state, logs and histories.'
+    parser = _add_command(commands, 'ls', text, 'ding-store ls --store embedded:///data/jobs')
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_ls)
+    text = 'Show the logs of the processes of a run with --roles, each line with the name of its process.'
+    parser = _add_command(commands, 'logs', text, 'ding-store logs -f collector --run pong')
+    _add_store_options(parser, environment)
+    parser.add_argument('role', nargs='?', default='', help='learner, collector, collector-2, ... (default: all)')
+    parser.add_argument('-f', '--follow', action='store_true', help='go on with new lines until the run ends')
+    parser.add_argument('-n', '--lines', type=_node_id, default=10, help='lines of each log (default: %(default)s)')
+    parser.add_argument('--logs', metavar='DIR', help='directory of the logs (default: .ding_store/<run>/logs)')
+    parser.set_defaults(call=_logs)
+    text = (
+        'End a run for all of its processes, as Ctrl-C at its launcher does. With --checkpoint, the\n'
+        'same `ding-store run` command resumes it.'
+    )
+    parser = _add_command(commands, 'stop', text, 'ding-store stop --run pong')
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_stop)
+
+
+def _ls(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import list_runs
+
+    return list_runs(_config(options).url)
+
+
+def _logs(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import show_logs
+
+    config = _config(options)
+    directory = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
+    return show_logs(directory, options.role, options.lines, options.follow, config)
+
+
+def _stop(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import stop_run
+
+    return stop_run(_config(options))
 
 
 def _add_plot(commands: argparse._SubParsersAction) -> None:

@@ -39,8 +39,8 @@ from ding_store.storage.urls import address_of, root_of
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
 #: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
-#: Reason of a run that a person or a scheduler stopped.
-INTERRUPTED = 'interrupted'
+#: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
+INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -184,8 +184,10 @@ class Job:
         self.say = display.say
         session.watch()
         code = self.watch(session, display.tick)
+        if code == 0 and session.failed:  # `ding-store stop`: no process failed
+            code, self.failed = 1, session.finish_reason
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
-        outcome = 'finished' if code == 0 else 'ended' if self.failed == INTERRUPTED else 'failed'
+        outcome = 'finished' if code == 0 else 'ended' if self.failed in (INTERRUPTED, STOPPED) else 'failed'
         display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if not self.is_store_lost:
             self._say_where_curves_are(session.store)

@@ -4,8 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from contextlib import contextmanager
-from typing import Dict, Iterator, Optional, Tuple
+from types import TracebackType
+from typing import Dict, Optional, Tuple, Type
+
+
+class _Part:
+    """The context manager of one part. It is made once: a loop of short iterations enters it often."""
+
+    __slots__ = ('_name', '_spent')
+
+    def __init__(self, spent: TimeSpent, name: str) -> None:
+        self._spent, self._name = spent, name
+
+    def __enter__(self) -> None:
+        self._spent._begin(self._name)
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._spent._end()
 
 
 class TimeSpent:
@@ -20,16 +37,22 @@ class TimeSpent:
         self._lock = threading.Lock()
         self._seconds: Dict[str, float] = {}
         self._present: Optional[Tuple[str, float]] = None  # the part that runs now, and its beginning
+        self._parts: Dict[str, _Part] = {}
 
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Count the time of a block for ``part``."""
-        began = time.monotonic()
-        self._present = part, began
-        try:
-            yield
-        finally:
-            with self._lock:
+    def measure(self, part: str) -> _Part:
+        """Return a context manager that counts the time of its block for ``part``."""
+        found = self._parts.get(part)
+        if found is None:
+            found = self._parts[part] = _Part(self, part)
+        return found
+
+    def _begin(self, part: str) -> None:
+        self._present = part, time.monotonic()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._present is not None:
+                part, began = self._present
                 self._present = None
                 self._seconds[part] = self._seconds.get(part, 0.0) + time.monotonic() - began
 

@@ -613,6 +613,19 @@ def scraped(exporter):
         return {sample.name: sample.value for family in families for sample in family.samples}
 
 
+def test_stopped_run_ends_in_all_processes_and_can_resume(tmp_path):
+    arguments = ['run', '--run', 'r', '--checkpoint', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--ckpt')), tmp_path) as run:
+        run.wait_for(
+            lambda: any(m['figures'].get('train_iter', 0) > 50 for m in members(tmp_path, 'learner')), 'training'
+        )
+        with job(ding_store('stop', '--run', 'r'), tmp_path, name='stop') as stop:
+            assert stop.wait() == 0, stop.text
+        assert run.wait() == 1, run.text
+    assert 'ended: stopped by ding-store stop' in run.text
+    assert 'run the same command again to resume' in run.text
+
+
 def test_status_of_an_unknown_run_names_the_existing_ones(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
