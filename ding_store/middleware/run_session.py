@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
 
 from ditk import logging
 
@@ -37,12 +37,27 @@ from ding_store.middleware.time_spent import TimeSpent
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.base import Store
+from ding_store.storage.urls import address_of
 
 if TYPE_CHECKING:
     from ding_store.buffer.store_buffer import StoreBuffer
     from ding_store.checkpoint import CheckpointDir
 
 T = TypeVar('T')
+#: Seconds after which a user wants to know what a process waits for.
+NOTICE_AFTER_S = 2.0
+
+
+@contextlib.contextmanager
+def _notice(text: str) -> Iterator[None]:
+    """Log a warning if the block takes longer than ``NOTICE_AFTER_S``: a user waits for it."""
+    timer = threading.Timer(NOTICE_AFTER_S, logging.warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RunSession:
@@ -103,12 +118,13 @@ class RunSession:
                         'ding_store: store.allow_pickle is on: every process that can write to this run can run code '
                         'in its learner'
                     )
-                self._store = open_store(
-                    self.config.url,
-                    run=self.config.run or 'default',
-                    stream_options=STREAM_OPTIONS,
-                    **self.config.open_options(),
-                )
+                with _notice(f'ding_store: still connecting to {address_of(self.config.url)}'):
+                    self._store = open_store(
+                        self.config.url,
+                        run=self.config.run or 'default',
+                        stream_options=STREAM_OPTIONS,
+                        **self.config.open_options(),
+                    )
             return self._store
 
     def join(self, role: str, node_id: int, address: Optional[str] = None, first_node: Optional[int] = None) -> Member:

@@ -19,7 +19,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.metrics.figures import Figures
-from ding_store.middleware import ending
+from ding_store.middleware import ending, run_session
 from ding_store.middleware import members as members_module
 from ding_store.middleware.claim import _claim, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
@@ -262,6 +262,21 @@ def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
         learner.close()
         assert not left_by_runs(client), 'the learner deletes what the run had'
         assert 'could not leave' not in caplog.text
+
+
+@pytest.mark.parametrize('is_slow', [True, False])
+def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
+    logged = threading.Event()
+    monkeypatch.setattr(run_session, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
+    monkeypatch.setattr(run_session.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
+
+    def connect(*arguments, **options):
+        assert logged.wait(60 if is_slow else 0) == is_slow
+        return open_store('memory://')
+
+    monkeypatch.setattr(run_session, 'open_store', connect)
+    with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
+        pass
 
 
 def test_killed_member_is_not_reporting(store, member):
