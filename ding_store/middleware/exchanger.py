@@ -10,7 +10,7 @@ from ditk import logging
 from ding_store.errors import StoreError
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.task_stop import before_stop, is_failing
+from ding_store.middleware.task_stop import before_stop, failure, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -46,7 +46,7 @@ class Exchanger:
                 self._close_for_writing(task.ctx)
             return
         try:
-            self._session.leave(failed=True)
+            self._session.leave(failed=True, reason=failure())
         except StoreError as lost:
             logging.warning(f'ding_store: the failure of this process could not be reported to the run: {lost}')
 

@@ -376,12 +376,13 @@ class RunSession:
 
     # Leaving
 
-    def leave(self, failed: bool = False) -> None:
+    def leave(self, failed: bool = False, reason: str = '') -> None:
         """
         Overview:
             Send the last report of this member. If it is a learner or evaluator, this ends the run.
         Arguments:
             - failed (:obj:`bool`): Report a failure even if the run has ended.
+            - reason (:obj:`str`): Why this member leaves. Empty: the reason of the run's end.
         """
         if self.member is None or self._closing.is_set():
             return
@@ -393,7 +394,7 @@ class RunSession:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
-        self._report('failed' if failed else 'left', self.finish_reason or '')
+        self._report('failed' if failed else 'left', reason or self.finish_reason or '')
         self.store.close_for_writing()  # The run is deleted once all members have left: a later entry would revive it.
 
     @property

@@ -219,6 +219,8 @@ def test_collector_that_raises_ends_only_itself(tmp_path):
     arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop, '--fail', 2)), tmp_path) as run:
         run.wait_for(lambda: 'the run goes on without it' in run.text, 'the failure')
+        (dead,) = members(tmp_path, 'collector', 'failed')
+        assert (dead['node_id'], dead['reason']) == (2, 'RuntimeError: as asked for by --fail')
         train_on(run, tmp_path)
         stop.touch()
         assert run.wait() == 0, run.text

@@ -5,6 +5,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from jobs import TINY, ding_store, job
 from scalars import scalars
 
 pytest.importorskip('ding')
@@ -103,6 +104,27 @@ def test_records_go_to_the_wandb_run_of_the_script(recorder, monkeypatch):
     recorder.write()
     assert logged[0]['episode return mean'] == 9.5
     assert logged[0]['store/replay_rows'] == 0
+
+
+@pytest.mark.long
+def test_job_with_wandb_logs_to_its_offline_run(tmp_path):
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    tiny = ['--', 'python', TINY, '--trace', 'trace', '--max-train-iter', '150', '--wandb']
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,evaluator=1,collector=1', *tiny]
+    with job(ding_store(*arguments), tmp_path, WANDB_MODE='offline', WANDB_SILENT='true') as run:
+        assert run.wait() == 0, run.text
+    (path,) = tmp_path.glob('wandb/offline-run-*/run-*.wandb')
+    scan, found = DataStore(), {}
+    scan.open_for_scan(str(path))
+    for data in iter(scan.scan_data, None):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        found.update({item.key or '/'.join(item.nested_key): item.value_json for item in record.history.item})
+    scan.close()
+    assert {'total_loss', 'episode return mean', 'store/replay_rows', 'store/learner_train'} <= set(found)
+    assert float(found['episode return mean']) > 0
 
 
 def test_process_without_a_writer_has_no_records(monkeypatch, tmp_path):
