@@ -54,6 +54,7 @@ class Exchanger:
         if self._ingest_plan is None:
             self._ingest_plan = IngestPlan(task, self)
             self._begin(ctx, self._ingest_plan)
+            self._start_records()
             self._session.on_finish(self._end)  # last, because the run may have ended already: _end is then called now
         self._ingest_plan.idle = not self._receive(ctx)
         yield
@@ -64,6 +65,9 @@ class Exchanger:
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         """Prepare this side. Called once, when the pipeline is complete and about to run for the first time."""
+
+    def _start_records(self) -> None:
+        """Start to record the figures of the run. Called once, after ``_begin``."""
 
     def _close_for_writing(self, ctx: OnlineRLContext) -> None:
         if not self._closed_for_writing:

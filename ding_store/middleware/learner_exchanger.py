@@ -79,13 +79,8 @@ class LearnerExchanger(Exchanger):
             self._consumer_offset.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
         if checkpoints is None:
             self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
-        config = self._session.config
-        # Those that look at the run compare figures with these limits.
-        self._session.figures(
-            max_pending_bytes=config.max_pending_bytes, max_lead=config.max_lead, prefetch=config.prefetch
-        )
-        if checkpoints is not None and config.checkpoint is not None:
-            self._session.figures(max_restarts=config.checkpoint.max_restarts)
+        elif self._session.config.checkpoint is not None:
+            self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
         self._reader = self._consumer_offset.reader(
             self._session.store,
             STREAM,
@@ -116,6 +111,11 @@ class LearnerExchanger(Exchanger):
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
             self._ratio_read_ahead = RatioReadAhead(self._read_ahead, ratio)
 
+    def _start_records(self) -> None:
+        config = self._session.config
+        # Those that look at the run compare figures with these limits.
+        limits = dict(max_pending_bytes=config.max_pending_bytes, max_lead=config.max_lead, prefetch=config.prefetch)
+        self._session.figures(**limits)
         self._recorder = RunRecorder(self._session)
 
     def _end(self, reason: str) -> None:

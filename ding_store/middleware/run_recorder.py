@@ -43,7 +43,7 @@ class Recorder:
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
         self._writer: Any = DistributedWriter.get_instance()
-        self.history = None if self._writer is None else HistoryWriter(self._writer.logdir)
+        self.history = None if self._writer is None else _open_history(self._writer.logdir)
         self._began = self._recorded = time.monotonic()
         self._before = Figures()
         self._records: Deque[Record] = deque(maxlen=100)  # not written to TensorBoard yet
@@ -54,16 +54,17 @@ class Recorder:
 
     def record(self) -> None:
         """Make a record, append it to the history, and keep it for ``write``."""
-        if self.history is None:
+        if self._writer is None:
             return
         self._recorded = time.monotonic()
         figures, pending_bytes = self._read()
         record, self._before = record_of(self._before, figures, pending_bytes), figures
-        try:
-            self.history.append(record)
-        except OSError as error:
-            logging.warning(f'ding_store: {self.history.path} could not be written, so the history ends here: {error}')
-            self.history = None
+        if self.history is not None:
+            try:
+                self.history.append(record)
+            except OSError as error:
+                logging.warning(f'ding_store: the history ends here, {self.history.path} cannot be written: {error}')
+                self.history = None
         self._records.append(record)
 
     @property
@@ -96,6 +97,15 @@ class Recorder:
             self.history = None
 
 
+def _open_history(directory: str) -> Optional[HistoryWriter]:
+    """Open the history in a directory. If it cannot be written, log a warning and return None: the run goes on."""
+    try:
+        return HistoryWriter(directory)
+    except OSError as error:
+        logging.warning(f'ding_store: this run keeps no history, {directory} cannot be written: {error}')
+        return None
+
+
 def _write_to_wandb(record: Record) -> None:
     """Log a record to the run that the script's ``wandb_online_logger`` has started, under the logger's own names."""
     wandb = sys.modules.get('wandb')
@@ -118,6 +128,7 @@ class RunRecorder(Recorder):
         self._thread = threading.Thread(target=self._run, name='ding_store-records', daemon=True)
         if self.history is not None:
             put_history(session.store, self.history.path)
+        if self._writer is not None:
             session.while_waiting.append(self.write)
             self._thread.start()
 
@@ -140,7 +151,7 @@ class RunRecorder(Recorder):
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)
-        if self.history is not None:
+        if self._writer is not None:
             self._session.report_now()  # so that the last record has this process's figures of now
         super().close()
 

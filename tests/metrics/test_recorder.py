@@ -93,7 +93,20 @@ def test_recorder_goes_on_without_a_history_that_cannot_be_written(recorder, wri
     recorder.record()
     failed.close()
     recorder.write()
-    assert caplog.text.count('so the history ends here') == 1
+    assert caplog.text.count('the history ends here') == 1
+
+
+def test_recorder_without_a_history_writes_to_tensorboard(tmp_path, monkeypatch, caplog):
+    (tmp_path / 'exp').mkdir()
+    (tmp_path / 'exp' / 'metrics.jsonl').mkdir()
+    monkeypatch.setattr(DistributedWriter, 'root', None)
+    writer = DistributedWriter.get_instance(str(tmp_path / 'exp'))
+    with open_store('memory://', run='r') as store:
+        recorder = RunRecorder(RunSession(StoreConfig(), store=store))
+        recorder.close()
+        assert history_of(store) is None
+    assert 'keeps no history' in caplog.text
+    assert scalars(writer.logdir)['store/replay_rows'] == [(0, 0)]
 
 
 def test_records_go_to_the_wandb_run_of_the_script(recorder, monkeypatch):
