@@ -80,7 +80,7 @@ class RunCollector(Collector):
         steps: Samples = {}
         reports: Samples = {}
         states: Samples = {}
-        appends, seconds = 0.0, 0.0
+        appends, seconds = 0, 0.0
         for member in members:
             figures, key = member['figures'], (member['role'], str(member['node_id']))
             states[member['role'], member['state']] = states.get((member['role'], member['state']), 0.0) + 1.0
@@ -114,13 +114,13 @@ class RunCollector(Collector):
         limits = {} if limit is None else {('experience',): limit}
         yield self._gauge('stream_limit_bytes', 'Bytes that the stream may hold.', limits, 'stream')
 
-    def _gauge(self, name: str, text: str, samples: Mapping[Tuple[str, ...], float], *labels: str) -> Metric:
+    def _gauge(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:
         return self._filled(GaugeMetricFamily(f'ding_store_{name}', text, labels=['run', *labels]), samples)
 
-    def _counter(self, name: str, text: str, samples: Mapping[Tuple[str, ...], float], *labels: str) -> Metric:
+    def _counter(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:
         return self._filled(CounterMetricFamily(f'ding_store_{name}', text, labels=['run', *labels]), samples)
 
-    def _filled(self, family: Any, samples: Mapping[Tuple[str, ...], float]) -> Metric:
+    def _filled(self, family: Any, samples: Mapping[Any, float]) -> Metric:
         for labels, value in list(samples.items())[:MAX_SERIES]:
             family.add_metric([self._run, *labels], float(value))
         found: Metric = family

@@ -184,7 +184,7 @@ class LoopRecorder(Recorder):
 
     def _read_loop(self) -> Any:
         ctx, session = self._ctx, self._session
-        replay = replay_figures(self._buffer)
+        replay: Dict[str, Any] = replay_figures(self._buffer)
         seconds = {name[:-2]: value for name, value in session.time_spent.figures().items()}
         steps = ctx.env_step - self._began_step
         figures = Figures(
