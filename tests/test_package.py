@@ -492,7 +492,15 @@ def test_public_names_are_complete_and_importable(name):
 
 #: Names that a package's file imports for its own use.
 HELPERS: Dict[str, Set[str]] = {
-    'ding_store.doctor': {'check_packages', 'check_servers', 'check_system', 'read_environment', 'to_json', 'to_table'},
+    'ding_store.doctor': {
+        'Environment',
+        'check_packages',
+        'check_servers',
+        'check_system',
+        'read_environment',
+        'to_json',
+        'to_table',
+    },
 }
 
 
