@@ -18,8 +18,10 @@ EXTRAS = {
     # Compiled loops; and compression between hosts, which uses lz4 by itself where the writer has it.
     # numba wants numpy 1.22; without a bound pip would fetch numpy 2, on which DI-engine breaks.
     'fast': ['numba>=0.58', 'lz4>=3.1', 'numpy<2'],
-    # What `ding-store compare` prints and draws with.
+    # What `ding-store compare` and `ding-store plot` print and draw with.
     'compare': ['rich>=12.6', 'matplotlib>=3.7'],
+    # The exporter of `ding-store metrics`.
+    'metrics': ['prometheus_client>=0.20'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
     # The site: scripts/docs.sh.
@@ -37,9 +39,9 @@ EXTRAS = {
     'smax': ['jaxmarl>=0.2,<0.3'],
     'gobigger': ['pygame>=2.1', 'numexpr', 'lz4', 'opencv-python-headless>=4.5,<4.12', 'pytest>=5'],
 }
-EXTRAS['test'] += EXTRAS['compare']
+EXTRAS['test'] += EXTRAS['compare'] + EXTRAS['metrics']
 # Everything a user may want at run time.
-EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd'] + EXTRAS['compare']
+EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd'] + EXTRAS['compare'] + EXTRAS['metrics']
 
 setup(
     name='ding_store',
@@ -58,7 +60,8 @@ setup(
     # numpy is already there wherever DI-engine is. Without an upper bound, so that none is replaced: that DI-engine
     # needs one below 2 is for `ding-store doctor` to say.
     # Newer redis-py silently ignores a hiredis before 3.2.
-    install_requires=['numpy>=1.18', 'redis>=4.5', 'hiredis>=3.2'],
+    # `ding-store status` draws its screen with rich, which DI-engine's DI-toolkit requires, too.
+    install_requires=['numpy>=1.18', 'redis>=4.5', 'hiredis>=3.2', 'rich>=12.6'],
     extras_require=EXTRAS,
     entry_points={'console_scripts': ['ding-store = ding_store.cli:main']},
     # The project has no public address yet. Source and documentation belong here when it has one.

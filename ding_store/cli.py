@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ding_store import __version__
 from ding_store.config import DEFAULT_URL, StoreConfig, parse_settings
@@ -29,10 +29,15 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'jobs': {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
+        'stop': 'End a run so that it can resume.',
     },
     'look': {
+        'ls': 'List the runs of a directory.',
+        'logs': 'Show what the processes of a run print.',
         'status': "Show a run's members, streams, rates, lag and versions.",
-        'doctor': 'Check this environment and name the fix of each problem.',
+        'metrics': 'Serve the metrics of a run to Prometheus.',
+        'plot': 'Draw the curves of finished or running runs.',
+        'doctor': 'Check this environment, or with --run say why a run is slow.',
         'compare': "Measure DI-engine's own buffer and the store side by side.",
     },
     'clean up': {
@@ -58,7 +63,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     if arguments[:1] == ['doctor']:
         from ding_store.doctor import main as doctor
 
-        return doctor(arguments[1:])
+        return _or_message(lambda: doctor(arguments[1:], _examine))
     parser = _parser(read_environment(), *arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -68,10 +73,19 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     if options.call is None:
         parser.print_help()
         return 2
-    try:
+
+    def call() -> int:
         _check_directory()
         check_outputs(options)
-        return options.call(options, command)
+        return int(options.call(options, command))
+
+    return _or_message(call)
+
+
+def _or_message(call: Callable[[], int]) -> int:
+    """Call a command. Turn an error of ours, or an interrupt, into one line and an exit code."""
+    try:
+        return call()
     except (StoreError, KeyboardInterrupt) as error:
         sys.stderr.write(f'ding-store: {printable(str(error)) or "interrupted"}\n')
         return 2 if isinstance(error, ConfigError) else 1
@@ -80,6 +94,12 @@ def _main(argv: Optional[Sequence[str]]) -> int:
             raise
         sys.stderr.write(f'ding-store: the package {error.name!r} is missing. Run ding-store doctor: it has the fix\n')
         return 1
+
+
+def _examine(environment: Environment, as_json: bool) -> int:
+    from ding_store.launch.slow import show_why_slow
+
+    return show_why_slow(StoreConfig.from_block({}, environment=environment), as_json)
 
 
 def check_outputs(options: argparse.Namespace) -> None:
@@ -125,6 +145,9 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_run(commands, environment)
     _add_join(commands, environment)
     _add_status(commands, environment)
+    _add_runs(commands, environment)
+    _add_plot(commands)
+    _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
     _add_gc(commands)
@@ -277,9 +300,113 @@ def _add_status(commands: argparse._SubParsersAction, environment: Environment) 
         'ding-store status --run pong --watch 2',
     )
     _add_store_options(parser, environment)
-    parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.add_argument('--watch', metavar='SECONDS', type=_seconds, help='repeat every SECONDS seconds')
+    parser.add_argument('--json', action='store_true', help='print JSON, as docs/reference/status-json.md describes')
+    parser.add_argument('--all', action='store_true', help='also list all members, and streams, readers and values')
+    parser.add_argument(
+        '--watch',
+        metavar='SECONDS',
+        type=_seconds,
+        nargs='?',
+        const=2.0,
+        help='show a screen until the run ends, anew every SECONDS seconds (default: 2)',
+    )
     parser.set_defaults(call=_status)
+
+
+def _add_runs(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    text = 'List the runs of an embedded store: their state, logs and histories.'
+    parser = _add_command(commands, 'ls', text, 'ding-store ls --store embedded:///data/jobs')
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_ls)
+    text = 'Show the logs of the processes of a run with --roles, each line with the name of its process.'
+    parser = _add_command(commands, 'logs', text, 'ding-store logs -f collector --run pong')
+    _add_store_options(parser, environment)
+    parser.add_argument('role', nargs='?', default='', help='learner, collector, collector-2, ... (default: all)')
+    parser.add_argument('-f', '--follow', action='store_true', help='go on with new lines until the run ends')
+    parser.add_argument('-n', '--lines', type=_node_id, default=10, help='lines of each log (default: %(default)s)')
+    parser.add_argument('--logs', metavar='DIR', help='directory of the logs (default: .ding_store/<run>/logs)')
+    parser.set_defaults(call=_logs)
+    text = (
+        'End a run for all of its processes, as Ctrl-C at its launcher does. With --checkpoint, the\n'
+        'same `ding-store run` command resumes it.'
+    )
+    parser = _add_command(commands, 'stop', text, 'ding-store stop --run pong')
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_stop)
+
+
+def _ls(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import list_runs
+
+    return list_runs(_config(options).url)
+
+
+def _logs(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import show_logs
+
+    config = _config(options)
+    directory = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
+    return show_logs(directory, options.role, options.lines, options.follow, config)
+
+
+def _stop(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.runs import stop_run
+
+    return stop_run(_config(options))
+
+
+def _add_plot(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'plot',
+        'Draw the histories of runs: returns, rates and waits over env steps and over time. A run\n'
+        'keeps its history in metrics.jsonl, in the exp_name of its config.',
+        'ding-store plot pong_seed0 pong_seed1 --figure pong.png',
+        usage='ding-store plot RUN [RUN ...] [options]',
+    )
+    parser.add_argument(
+        'runs', metavar='RUN', nargs='+', help='directory with metrics.jsonl, or the name of a run with --roles'
+    )
+    parser.add_argument(
+        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg or .pdf (default: %(default)s)'
+    )
+    parser.set_defaults(call=_plot)
+
+
+def _add_metrics(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'metrics',
+        'Serve the metrics of a run to Prometheus until the run ends. docs/reference/metrics.md lists\n'
+        'them. This needs the extra `metrics`, and delays no process of the run.',
+        'ding-store metrics --run pong --port 9464',
+    )
+    _add_store_options(parser, environment)
+    parser.add_argument('--port', type=_port, default=9464, help='port, or 0 for a free one (default: %(default)s)')
+    parser.add_argument(
+        '--address',
+        default='127.0.0.1',
+        help='address to listen at; 0.0.0.0 for all of this host (default: %(default)s, for this host only)',
+    )
+    parser.set_defaults(call=_metrics)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f'{text!r} should be a port from 0 to 65535')
+    return int(text)
+
+
+def _metrics(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.metrics import serve_metrics
+
+    return serve_metrics(_config(options), options.address, options.port)
+
+
+def _plot(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.plot import plot
+
+    return plot(options.runs, options.figure)
 
 
 def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> None:
@@ -471,7 +598,7 @@ def _explain(command: List[str]) -> None:
 def _status(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.status import show_status
 
-    return show_status(_config(options), options.json, options.watch)
+    return show_status(_config(options), options.json, options.watch, options.all)
 
 
 def _forget(options: argparse.Namespace, command: List[str]) -> int:

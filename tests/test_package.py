@@ -50,9 +50,10 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
+    'metrics': {'errors', 'private_files'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -102,6 +103,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
+    'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }
@@ -501,7 +503,15 @@ def test_public_names_are_complete_and_importable(name):
 
 #: Names that a package's file imports for its own use.
 HELPERS: Dict[str, Set[str]] = {
-    'ding_store.doctor': {'check_packages', 'check_servers', 'check_system', 'read_environment', 'to_json', 'to_table'},
+    'ding_store.doctor': {
+        'Environment',
+        'check_packages',
+        'check_servers',
+        'check_system',
+        'read_environment',
+        'to_json',
+        'to_table',
+    },
 }
 
 
@@ -576,7 +586,7 @@ def test_install_leaves_torch_and_di_engine_alone(source):
     installs = [item['metadata'] for item in json.loads(report)['install']]
     assert [metadata['name'].replace('-', '_') for metadata in installs] == ['ding_store']
     required = [requirement for requirement in installs[0]['requires_dist'] if 'extra ==' not in requirement]
-    assert {re.split(r'[<>=]', requirement)[0] for requirement in required} == {'numpy', 'redis', 'hiredis'}
+    assert {re.split(r'[<>=]', requirement)[0] for requirement in required} == {'numpy', 'redis', 'hiredis', 'rich'}
     assert not [requirement for requirement in required if '<' in requirement or '==' in requirement]
 
 

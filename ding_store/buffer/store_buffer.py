@@ -406,6 +406,11 @@ class StoreBuffer(Buffer):
     def size(self, size: int) -> None:
         self.resize(size)
 
+    @property
+    def num_bytes(self) -> Optional[int]:
+        """The bytes of the rows that the buffer holds. None if the elements are not in columns."""
+        return None if self.schema is None else len(self.table) * self.table.row_bytes
+
     def resize(self, size: int) -> None:
         """
         Overview:

@@ -20,15 +20,18 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
-from ding_store.launch.progress import Display, Figures, summary, table
+from ding_store.launch.plot import note_history, where_to_look
+from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
+from ding_store.metrics.figures import Figures
 from ding_store.middleware.claim import check_script, claim_run
 from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
 from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.middleware.members import Members, launch
+from ding_store.middleware.run_history import history_of
 from ding_store.middleware.run_session import RunSession
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
@@ -36,8 +39,8 @@ from ding_store.storage.urls import address_of, root_of
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
 #: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
-#: Reason of a run that a person or a scheduler stopped.
-INTERRUPTED = 'interrupted'
+#: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
+INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
 
 def parse_roles(text: str) -> Dict[str, int]:
@@ -195,9 +198,13 @@ class Job:
             if process.is_debugged:
                 self.say(f'{process.title} reads and writes this terminal, and may stop in pdb')
         code = self.watch(session, (lambda: None) if self.debug else display.tick)
+        if code == 0 and session.failed:  # `ding-store stop`: no process failed
+            code, self.failed = 1, session.finish_reason
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
-        outcome = 'finished' if code == 0 else 'ended' if self.failed == INTERRUPTED else 'failed'
+        outcome = 'finished' if code == 0 else 'ended' if self.failed in (INTERRUPTED, STOPPED) else 'failed'
         display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
+        if not self.is_store_lost:
+            self._say_where_curves_are(session.store)
         if code != 0:
             self._say_how_to_resume(session.store)
         else:
@@ -206,6 +213,14 @@ class Job:
             except StoreError as error:
                 display.say(f'the run could not be retired, which the next run of its name will do: {error}')
         return result
+
+    def _say_where_curves_are(self, store: Store) -> None:
+        with contextlib.suppress(StoreError, OSError):
+            path = history_of(store)
+            if path is not None and os.path.exists(path):
+                note_history(str(self.log_dir), path)
+                for line in where_to_look(path):
+                    self.say(line)
 
     def _say_how_to_resume(self, store: Store) -> None:
         try:

@@ -8,45 +8,91 @@ import os
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Iterator, Optional
+
+from rich.console import Console
+from rich.live import Live
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
-from ding_store.launch.printing import printable
-from ding_store.launch.progress import Figures
+from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
+from ding_store.metrics.record import rates, samples_per_insert, shares
+from ding_store.metrics.screen import screen
 from ding_store.middleware.ending import end_of
 from ding_store.middleware.members import Member, Members
+from ding_store.middleware.run_history import history_of
 from ding_store.middleware.run_session import RunSession
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.store import Store
 from ding_store.storage.urls import directory_of, root_of
 
 RATE_S = 1.0
+#: Version of the JSON, see docs/reference/status-json.md. It grows if a name is removed or changes its meaning.
+VERSION = 1
+#: Parts of a member's work that are waits.
+WAITS = [part for part in (*LEARNER_PARTS, *COLLECTOR_PARTS) if part.startswith('wait')]
 
 
-def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float]) -> int:
+def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], everything: bool = False) -> int:
+    """Show a run's status once, or every ``every_s`` seconds until the run ends."""
     check_running(config)
     with RunSession(config).store as store:
-        info = store.info()
-        if not (info.streams or info.values) and not config.url.startswith('embedded:'):
-            raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
-        while True:
-            status = read_status(store, RATE_S)
-            sys.stdout.write((to_json(status) if as_json else printable(render(status))) + '\n')
+        check_known(store, config)
+        statuses = _statuses(store, config, every_s)
+        if as_json:
+            for status in statuses:
+                sys.stdout.write(to_json(status) + '\n')
+                sys.stdout.flush()
+        else:
+            _show(statuses, everything, every_s is not None)
+    return 0
+
+
+def check_known(store: Store, config: StoreConfig) -> None:
+    """Raise ConfigError if a server of several runs has nothing of this one."""
+    info = store.info()
+    if not (info.streams or info.values) and not config.url.startswith('embedded:'):
+        raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
+
+
+def _statuses(store: Store, config: StoreConfig, every_s: Optional[float]) -> Iterator[Dict[str, Any]]:
+    look = Look(store)
+    yield look.read(RATE_S)
+    while every_s is not None and not has_ended(config):
+        time.sleep(every_s)
+        yield look.read(0.0)
+
+
+def _show(statuses: Iterator[Dict[str, Any]], everything: bool, repeats: bool) -> None:
+    """Print screens. On a terminal, each replaces the one before, and the last one stays after the end."""
+    console = Console(highlight=False, emoji=False)
+    if not (repeats and console.is_terminal):
+        for status in statuses:
+            console.print(screen(status, everything))
             sys.stdout.flush()
-            if not every_s or has_ended(config):
-                return 0
-            time.sleep(every_s)
+        return
+    last: Optional[Dict[str, Any]] = None
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            for last in statuses:
+                live.update(screen(last, everything), refresh=True)
+    except KeyboardInterrupt:
+        pass
+    if last is not None:
+        console.print(screen(last, everything))
 
 
 def to_json(status: Dict[str, Any]) -> str:
     """Return JSON that every parser reads. A number that is not finite, as the return before the first, is null."""
-    figures = [status['figures'], *(member['figures'] for member in status['members'])]
-    for each in figures:
-        for name, value in each.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                each[name] = None
-    return json.dumps(status, allow_nan=False)
+    return json.dumps(_finite(status), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def has_ended(config: StoreConfig) -> bool:
@@ -75,56 +121,76 @@ def check_running(config: StoreConfig) -> None:
 
 def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
     """Read a run twice, ``rate_s`` apart, and return its contents and rates."""
-    members = Members(store)
-    before, began = Figures.of(members.refresh()), time.monotonic()
-    time.sleep(rate_s)
-    after, seconds = Figures.of(members.refresh()), time.monotonic() - began
-    info = store.info()
-    end = end_of(store)
-    seconds = max(seconds, 1e-9)
-    rates = {name: (getattr(after, name) - getattr(before, name)) / seconds for name in ('env_step', 'train_iter')}
-    return {
-        'run': info.run,
-        'store': info.address,
-        'server': info.server,
-        'finished': end.reason if end else None,
-        'figures': asdict(after),
-        'rates_per_s': rates,
-        'members': [_as_seen(member) for member in members.by_id.values()],
-        'streams': {name: asdict(stream) for name, stream in info.streams.items()},
-        'values': info.values,
-        'counters': info.counters,
-    }
+    return Look(store).read(rate_s)
 
 
-def _as_seen(member: Member) -> Dict[str, Any]:
-    seen = asdict(member)
-    return {**seen, 'state': 'killed'} if member.was_killed else seen
+class Look:
+    """Reads a run's status again and again. Rates and shares are of the time since the look before."""
 
+    def __init__(self, store: Store) -> None:
+        self._store, self._members = store, Members(store)
+        self._before: Optional[Figures] = None
+        self._seen: Dict[str, Dict[str, Any]] = {}  # member id -> its figures at the look before
 
-def render(status: Dict[str, Any]) -> str:
-    figures = Figures(**status['figures'])
-    lines = [
-        f'run {status["run"]!r} at {status["store"]} ({status["server"]})',
-        f'finished: {status["finished"]}' if status['finished'] else 'running' if status['members'] else 'no members',
-        figures.line(),
-        ', '.join(f'{rate:.1f} {name}/s' for name, rate in status['rates_per_s'].items()),
-        '',
-        'members',
-    ]
-    for member in status['members']:
-        counts = ', '.join(f'{k} {v}' for k, v in member['figures'].items() if not k.endswith('_s'))
-        where = f'node {member["node_id"]}, pid {member["pid"]} on {member["host"]}'
-        lines.append(f'  {member["state"]:<6} {member["role"]:<9} {where}: {counts}')
-    lines += ['', 'streams']
-    for name, stream in status['streams'].items():
-        held, pending = stream['last'] - stream['floor'], stream['pending_bytes']
-        lines.append(
-            f'  {name}: {stream["last"]} entries, {held} held ({pending} bytes), {stream["num_dropped"]} dropped'
-        )
-        for reader, acked in stream['readers'].items():
-            kind = 'durable' if stream['durable'].get(reader) else 'ephemeral'
-            lines.append(f'    reader {reader} ({kind}): at {acked}, lag {stream["last"] - acked} entries')
-    lines += ['', 'values']
-    lines += [f'  {name}: version {version}' for name, version in status['values'].items()]
-    return '\n'.join(lines)
+    def read(self, wait_s: float) -> Dict[str, Any]:
+        """
+        Overview:
+            Return the status, as docs/reference/status-json.md describes it.
+        Arguments:
+            - wait_s (:obj:`float`): Before the first status, wait so long, and up to as long again for a report of the
+              learner.
+        """
+        if self._before is None:
+            self._before = Figures.of(self._members.refresh())
+            self._seen = {member.id: member.figures for member in self._members.by_id.values()}
+            self._wait_for_report(self._before, wait_s)
+        figures = Figures.of(self._members.refresh())
+        rate, info, end = rates(self._before, figures), self._store.info(), end_of(self._store)
+        states = self._members.states()
+        status = {
+            'version': VERSION,
+            'time': time.time(),
+            'run': info.run,
+            'store': info.address,
+            'server': info.server,
+            'finished': end.reason if end else None,
+            'failed': end.failed if end else None,
+            'history': history_of(self._store),
+            'figures': asdict(figures),
+            'rates_per_s': {'env_step': rate['env_steps_per_s'], 'train_iter': rate['train_iters_per_s']},
+            'shares': shares(self._before, figures),
+            'samples_per_insert': samples_per_insert(figures),
+            'members': [self._as_seen(member, states[member.id]) for member in self._members.by_id.values()],
+            'rejected_reports': self._members.num_rejected,
+            'rejected_reason': self._members.rejected,
+            'streams': {name: asdict(stream) for name, stream in info.streams.items()},
+            'values': info.values,
+            'counters': info.counters,
+        }
+        self._before = figures
+        self._seen = {member.id: member.figures for member in self._members.by_id.values()}
+        return status
+
+    def _wait_for_report(self, before: Figures, wait_s: float) -> None:
+        time.sleep(wait_s)
+        deadline = time.monotonic() + wait_s
+        while Figures.of(self._members.refresh()).learner_s == before.learner_s:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            self._members.wait(left_s)
+
+    def _as_seen(self, member: Member, state: str) -> Dict[str, Any]:
+        figures, before = member.figures, self._seen.get(member.id, {})
+        seconds = figures.get('up_s', 0.0) - before.get('up_s', 0.0)
+        count = 'env_step' if member.role == 'collector' else 'train_iter'
+        waited = sum(figures.get(f'{part}_s', 0.0) - before.get(f'{part}_s', 0.0) for part in WAITS)
+        is_known = bool(before) and seconds > 0
+        at_s = figures.get('at_s')
+        return {
+            **asdict(member),
+            'state': state,
+            'age_s': None if at_s is None else max(time.time() - at_s, 0.0),
+            'rate_per_s': (figures.get(count, 0) - before.get(count, 0)) / seconds if is_known else None,
+            'wait_share': min(max(waited / seconds, 0.0), 1.0) if is_known else None,
+        }

@@ -100,7 +100,7 @@ class CollectorExchanger(Exchanger):
         keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
         if ctx.total_step >= self._skip_n_iter and keeps_ratio:
             self._session.wait_for(
-                'the learner to take the last chunks', self._backpressure.wait_within_lead, 'learner'
+                'the learner to take the last chunks', self._backpressure.wait_within_lead, 'learner', 'wait_learner'
             )
         return not self._session.finished
 
@@ -138,6 +138,7 @@ class CollectorExchanger(Exchanger):
             'room in the experience stream (is the learner running?)',
             lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
             'learner',
+            'append',
         )
         if entry_id is not None:
             self._backpressure.appended(entry_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, Optional
 
 from ding.framework import task
@@ -57,7 +58,8 @@ class FollowerExchanger(Exchanger):
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         if ctx.total_step >= self._skip_n_iter:
-            self._session.wait_for('progress of the learner', lambda t: self._follow(ctx, t), 'learner')
+            follow = functools.partial(self._follow, ctx)
+            self._session.wait_for('progress of the learner', follow, 'learner', 'wait_learner')
         return not self._session.finished
 
     def _follow(self, ctx: OnlineRLContext, timeout_s: float) -> Optional[bool]:
@@ -79,7 +81,10 @@ class FollowerExchanger(Exchanger):
     def _send(self, ctx: OnlineRLContext) -> None:
         if ctx.last_eval_iter != self._last_eval_iter:
             self._last_eval_iter = ctx.last_eval_iter
-            self._session.figures(eval_value=float(ctx.last_eval_value), eval_iter=ctx.last_eval_iter)
+            value, iteration = float(ctx.last_eval_value), ctx.last_eval_iter
+            self._session.figures(eval_value=value, eval_iter=iteration, eval_step=ctx.env_step)
+            # The learner writes the return to TensorBoard. The run may end before the next regular report.
+            self._session.report_now()
         self._session.figures(env_step=ctx.env_step, train_iter=ctx.train_iter)
 
     def _reason(self, ctx: OnlineRLContext) -> str:

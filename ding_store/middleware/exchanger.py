@@ -10,7 +10,7 @@ from ditk import logging
 from ding_store.errors import StoreError
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.task_stop import before_stop, is_failing
+from ding_store.middleware.task_stop import before_stop, failure, is_failing
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -46,7 +46,7 @@ class Exchanger:
                 self._close_for_writing(task.ctx)
             return
         try:
-            self._session.leave(failed=True)
+            self._session.leave(failed=True, reason=failure())
         except StoreError as lost:
             logging.warning(f'ding_store: the failure of this process could not be reported to the run: {lost}')
 
@@ -54,6 +54,7 @@ class Exchanger:
         if self._ingest_plan is None:
             self._ingest_plan = IngestPlan(task, self)
             self._begin(ctx, self._ingest_plan)
+            self._start_records()
             self._session.on_finish(self._end)  # last, because the run may have ended already: _end is then called now
         self._ingest_plan.idle = not self._receive(ctx)
         yield
@@ -64,6 +65,9 @@ class Exchanger:
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         """Prepare this side. Called once, when the pipeline is complete and about to run for the first time."""
+
+    def _start_records(self) -> None:
+        """Start to record the figures of the run. Called once, after ``_begin``."""
 
     def _close_for_writing(self, ctx: OnlineRLContext) -> None:
         if not self._closed_for_writing:

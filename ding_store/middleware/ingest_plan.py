@@ -41,6 +41,15 @@ class Replay:
         return note
 
 
+def replay_figures(buffer_: Any) -> Dict[str, int]:
+    """Return the figures of a buffer that a learner reports. None: there is no buffer."""
+    if buffer_ is None:
+        return {'replay_rows': 0}
+    num_bytes, size = getattr(buffer_, 'num_bytes', None), getattr(buffer_, 'size', None)
+    known = {'replay_rows': buffer_.count(), 'replay_size': size, 'replay_bytes': num_bytes}
+    return {name: int(figure) for name, figure in known.items() if figure is not None}
+
+
 class IngestPlan:
     """
     Overview:
@@ -91,9 +100,9 @@ class IngestPlan:
             return
         self.push_direct = getattr(pusher, PUSH_COLUMNS)()
 
-    def count(self) -> int:
-        """Return how many rows the pusher's buffer holds."""
-        return 0 if self.replay is None else self.replay.buffer.count()
+    def replay_figures(self) -> Dict[str, int]:
+        """Return how many rows the pusher's buffer holds, how many it can hold, and the bytes of its rows."""
+        return replay_figures(None if self.replay is None else self.replay.buffer)
 
     @property
     def can_push(self) -> bool:

@@ -21,6 +21,7 @@ from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.members import Members
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
+from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.waiting import LOOK_EVERY_S, SLICE_S, best_effort
 from ding_store.storage.base import Entry, EntryId
@@ -51,6 +52,7 @@ class LearnerExchanger(Exchanger):
     _unpublished: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # the ack and the progress that are not sent yet
     _published: Optional[Dict[str, Any]] = None  # the progress of the last put
     _looked_at = 0.0
+    _recorder: Optional[RunRecorder] = None
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
@@ -109,6 +111,13 @@ class LearnerExchanger(Exchanger):
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
             self._ratio_read_ahead = RatioReadAhead(self._read_ahead, ratio)
 
+    def _start_records(self) -> None:
+        config = self._session.config
+        # Those that look at the run compare figures with these limits.
+        limits = dict(max_pending_bytes=config.max_pending_bytes, max_lead=config.max_lead, prefetch=config.prefetch)
+        self._session.figures(**limits)
+        self._recorder = RunRecorder(self._session)
+
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._read_ahead.wake()
@@ -125,9 +134,12 @@ class LearnerExchanger(Exchanger):
         )
         self._may_go_on = is_free and self._train_iter not in (-1, ctx.train_iter)
         self._train_iter = ctx.train_iter
-        taken = self._session.wait_for('experience', lambda timeout_s: self._take(limit, timeout_s), 'collector')
+        taken = self._session.wait_for(
+            'experience', lambda timeout_s: self._take(limit, timeout_s), 'collector', 'wait_experience'
+        )
         self._taken = taken or []
-        self._merge(ctx, self._taken)
+        with self._session.time_spent.measure('ingest'):
+            self._merge(ctx, self._taken)
         return taken is not None
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
@@ -168,7 +180,8 @@ class LearnerExchanger(Exchanger):
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Put chunks into the replay or into ``ctx``. Return True if ``ctx`` has elements for later middleware."""
         if 'began_s' not in self._member.figures and entries:
-            self._session.figures(began_s=time.monotonic(), began_step=ctx.env_step, began_iter=ctx.train_iter)
+            began = dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self._consumer_offset.num_rows)
+            self._session.figures(began_s=time.monotonic(), **began)
         assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
         # An episode's rows are one element, which columns cannot express. Pickled chunks have no columns.
@@ -226,6 +239,8 @@ class LearnerExchanger(Exchanger):
         if self._taken:
             self._advance(ctx, self._taken[-1].id)
             self._taken = []
+        if self._recorder is not None:
+            self._recorder.write()
 
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
         """
@@ -241,7 +256,7 @@ class LearnerExchanger(Exchanger):
             rows=self._consumer_offset.num_rows,
             chunks=self._consumer_offset.num_chunks,
             is_resumed=self._consumer_offset.is_resumed,
-            replay_rows=self._ingest_plan.count() if self._ingest_plan else 0,
+            **(self._ingest_plan.replay_figures() if self._ingest_plan else {'replay_rows': 0}),
             lost=self._reader.num_lost,
             corrupt=self._reader.num_corrupt,
             **counts,
@@ -284,6 +299,8 @@ class LearnerExchanger(Exchanger):
         self._send(ctx)
         self._send_ack()
         self._session.store.flush()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _rest(self) -> List[Entry]:
         if self._ratio_read_ahead is None:

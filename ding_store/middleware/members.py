@@ -110,6 +110,11 @@ class Member:
         return self.state == 'alive' and self.pid_space == pid_space() and not os.path.exists(f'/proc/{self.pid}')
 
     @property
+    def clock(self) -> str:
+        """The boot whose CLOCK_MONOTONIC the member's times are of. Times of two boots cannot be compared."""
+        return self.pid_space.split(' ')[0]
+
+    @property
     def title(self) -> str:
         return f'{self.role} (node {self.node_id}, pid {self.pid} on {self.host})'
 
@@ -119,13 +124,13 @@ class _Departed:
     """Sums of members of a role that are no longer kept by name. A member that reports again counts twice."""
 
     sums: Dict[str, float] = field(default_factory=dict)
-    began_s: List[float] = field(default_factory=list)  # of the first member, if known
+    began_s: Dict[str, float] = field(default_factory=dict)  # clock -> of the first member with that clock
     num_not_left: int = 0
 
     def add(self, member: Member) -> None:
         for name, figure in member.figures.items():
             if name == 'began_s':
-                self.began_s = [min([figure, *self.began_s])]
+                self.began_s[member.clock] = min(figure, self.began_s.get(member.clock, figure))
             elif name not in _OTHER_FIGURES:
                 self.sums[name] = self.sums.get(name, 0) + figure
         self.num_not_left += member.state == 'alive'
@@ -146,6 +151,8 @@ class Members:
         self._num_reports = 0
         self._reported: Dict[str, int] = {}  # member id -> the number of its last report among all reports
         self._has_complained = False
+        self.num_rejected = 0  # entries that are no reports of members, and why the last one is none
+        self.rejected = ''
 
     def refresh(self) -> Members:
         before = None
@@ -185,6 +192,7 @@ class Members:
             self.by_id[member.id] = member
 
     def _complain(self, reason: str) -> None:
+        self.num_rejected, self.rejected = self.num_rejected + 1, reason
         if not self._has_complained:
             self._has_complained = True
             logger.warning('members of run %r: %s. The report is skipped', self._store.run, reason)
@@ -253,9 +261,27 @@ class Members:
 
     def policy_lag(self, name: str, version: int) -> int:
         """Return ``version`` minus the oldest version of the policy that a running collector uses."""
-        living = [m for m in self._reporting() if m.role == 'collector' and not m.was_killed]
-        held = [member.figures.get('policy_versions', {}).get(name, version) for member in living]
+        running = self._running('collector')
+        held = [member.figures.get('policy_versions', {}).get(name, version) for member in running]
         return max(0, version - min(held, default=version))
+
+    def states(self) -> Dict[str, str]:
+        """Return the state of each member by its id: that of its last report, or 'killed' or 'silent' (no reports)."""
+        reporting = {member.id for member in self._reporting()}
+
+        def state_of(member: Member) -> str:
+            if member.state != 'alive':
+                return member.state
+            return 'killed' if member.was_killed else 'alive' if member.id in reporting else 'silent'
+
+        return {member.id: state_of(member) for member in self.by_id.values()}
+
+    def num_running(self, role: str) -> int:
+        """Return the number of members of a role that still report."""
+        return len(self._running(role))
+
+    def _running(self, role: str) -> List[Member]:
+        return [member for member in self._reporting() if member.role == role and not member.was_killed]
 
     def _reporting(self) -> Iterator[Member]:
         """
@@ -272,10 +298,11 @@ class Members:
         """Sum one figure over all members that ever had this role, including those that left, failed or crashed."""
         return self._gone(role).sums.get(figure, 0) + sum(m.figures.get(figure, 0) for m in self.of(role))
 
-    def began_s(self, role: str) -> Optional[float]:
-        """Return when the first member of a role began, in seconds of CLOCK_MONOTONIC."""
-        began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures]
-        return min(began + self._gone(role).began_s, default=None)
+    def began_s(self, role: str, clock: str) -> Optional[float]:
+        """Return when the first member of a role with this clock began, in seconds of that clock. None: no member."""
+        began = [m.figures['began_s'] for m in self.of(role) if 'began_s' in m.figures and m.clock == clock]
+        gone = [began_s for departed, began_s in self._gone(role).began_s.items() if departed == clock]
+        return min(began + gone, default=None)
 
     def num_not_left(self, role: str) -> int:
         """Return the number of members of a role that did not leave in order."""
@@ -325,12 +352,14 @@ def _are_versions(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_text(name) and _is_int(version) for name, version in value.items())
 
 
-#: Figures that are not counts. An evaluation's return may be infinite before the first one.
+#: Figures that are neither counts nor durations (``<part>_s``). An evaluation's return may be infinite before the
+#: first one. ``at_s`` is the time of the report, in seconds since 1970 by the member's clock.
 _OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
     'eval_value': _is_number,
     'checkpoint_overhead': _is_number,
     'began_s': _is_time,
     'ended_s': _is_time,
+    'at_s': _is_time,
     'is_resumed': lambda value: isinstance(value, bool),
     'policy_versions': _are_versions,
 }
@@ -338,7 +367,8 @@ _OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
 
 def _are_figures(value: Any) -> bool:
     return isinstance(value, dict) and all(
-        _is_text(name) and _OTHER_FIGURES.get(name, _is_int)(figure) for name, figure in value.items()
+        _is_text(name) and _OTHER_FIGURES.get(name, _is_time if name.endswith('_s') else _is_int)(figure)
+        for name, figure in value.items()
     )
 
 

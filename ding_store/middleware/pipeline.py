@@ -96,7 +96,7 @@ class Pipeline:
         self.PeriodicalModelExchanger = functools.partial(periodical_model_exchanger, self.session)
         self.data_pusher = functools.partial(data_pusher, config=config)
         self.gae_estimator = gae_estimator
-        self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate)
+        self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate, session=self.session)
         self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)
 
 

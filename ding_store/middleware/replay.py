@@ -25,7 +25,10 @@ from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.plain_parts import stock
+from ding_store.middleware.run_recorder import LoopRecorder
 from ding_store.middleware.run_session import RunSession
+from ding_store.middleware.task_stop import before_stop
+from ding_store.middleware.time_spent import TimeSpent
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -311,16 +314,24 @@ class OffPolicyLearner:
         reward_model: Any = None,
         log_freq: int = 100,
         collate: str = 'auto',
+        session: Optional[RunSession] = None,
     ) -> None:
         """
         Arguments:
             - reward_model: Estimates rewards on lists of elements, so it makes the batch a list.
             - collate (:obj:`str`): 'auto', 'batch' or 'list', see StoreConfig.
+            - session (:obj:`Optional[RunSession]`): Counts the rows and the time of samples and of training.
         """
-        self.cfg = cfg
+        self.cfg, self._session = cfg, session
+        self._time_spent = TimeSpent() if session is None else session.time_spent
         collate = 'list' if reward_model is not None else collate
         self._updates_priorities = has_priorities(buffer_)
         self._has_trained = False
+        self._recorder: Optional[LoopRecorder] = None
+        if session is not None and not task.router.is_active and not session.has_recorder:
+            session.has_recorder = True
+            self._recorder = LoopRecorder(session, buffer_)
+            before_stop(self._recorder, self._recorder.close)
         take_back_into_collections()
         self._fetcher = task.wrap(data_fetcher(cfg, buffer_, policy, collate))
         self._trainer = task.wrap(trainer(cfg, policy, log_freq=log_freq))
@@ -333,15 +344,21 @@ class OffPolicyLearner:
         """
         train_output_queue = []
         for _ in range(self.cfg.policy.learn.update_per_collect):
-            finish_fetching = self._fetcher(ctx)
+            with self._time_spent.measure('sample'):
+                finish_fetching = self._fetcher(ctx)
             if ctx.train_data is None:
                 break
-            if self._reward_estimator:
-                self._reward_estimator(ctx)
-            self._trainer(ctx)
-            if self._updates_priorities:
-                finish_fetching()
+            with self._time_spent.measure('train'):
+                if self._reward_estimator:
+                    self._reward_estimator(ctx)
+                self._trainer(ctx)
+                if self._updates_priorities:
+                    finish_fetching()
             train_output_queue.append(ctx.train_output)
+        if self._session is not None and train_output_queue:
+            self._session.count_sampled(len(train_output_queue) * self.cfg.policy.learn.batch_size)
+        if self._recorder is not None:
+            self._recorder.iterated(ctx)
         if train_output_queue and not self._has_trained:
             self._has_trained = True
             leave_out_of_collections()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
 
 from ditk import logging
 
@@ -32,15 +33,31 @@ from ding_store.middleware.members import (
     launch,
     parent_process,
 )
+from ding_store.middleware.time_spent import TimeSpent
 from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.store import Store
+from ding_store.storage.urls import address_of
 
 if TYPE_CHECKING:
     from ding_store.buffer.store_buffer import StoreBuffer
     from ding_store.checkpoint import CheckpointDir
 
 T = TypeVar('T')
+#: Seconds after which a user wants to know what a process waits for.
+NOTICE_AFTER_S = 2.0
+
+
+@contextlib.contextmanager
+def _notice(text: str) -> Iterator[None]:
+    """Log a warning if the block takes longer than ``NOTICE_AFTER_S``: a user waits for it."""
+    timer = threading.Timer(NOTICE_AFTER_S, logging.warning, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RunSession:
@@ -84,6 +101,11 @@ class RunSession:
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
         self.waited_s = 0.0  # total time in ``wait_for``
+        self.time_spent = TimeSpent()
+        self.has_recorder = False  # a part of this process records the run's figures
+        self.num_sampled = 0  # see ``count_sampled``
+        self._figures_lock = threading.Lock()
+        self._report_lock = threading.Lock()
         self.acting_policy: Optional[str] = None  # rows are marked with its version
         self._acts_by_order = True  # it was the first policy, not one with acting=True
 
@@ -96,12 +118,13 @@ class RunSession:
                         'ding_store: store.allow_pickle is on: every process that can write to this run can run code '
                         'in its learner'
                     )
-                self._store = open_store(
-                    self.config.url,
-                    run=self.config.run or 'default',
-                    stream_options=STREAM_OPTIONS,
-                    **self.config.open_options(),
-                )
+                with _notice(f'ding_store: still connecting to {address_of(self.config.url)}'):
+                    self._store = open_store(
+                        self.config.url,
+                        run=self.config.run or 'default',
+                        stream_options=STREAM_OPTIONS,
+                        **self.config.open_options(),
+                    )
             return self._store
 
     def join(self, role: str, node_id: int, address: Optional[str] = None, first_node: Optional[int] = None) -> Member:
@@ -160,7 +183,13 @@ class RunSession:
         """Set figures of this member. Its next report contains them."""
         if self.member is not None:
             # A new dict, because the session's thread may be reading the old one for a report.
-            self.member.figures = {**self.member.figures, **figures}
+            with self._figures_lock:
+                self.member.figures = {**self.member.figures, **figures}
+
+    def count_sampled(self, num_rows: int) -> None:
+        """Count rows that this process has trained on, each as often as it was drawn."""
+        self.num_sampled += num_rows
+        self.figures(sampled=self.num_sampled)
 
     def add_policy(self, name: str, acting: Optional[bool] = None) -> None:
         """
@@ -249,7 +278,7 @@ class RunSession:
                         has_seen_end = True
                         self._finish(end.reason, end.failed)
                 if self.member is not None and not self._closing.is_set():
-                    self.member.report(self.store)
+                    self._report_member()
                 self.is_server_full = False
             except ServerFull as error:
                 self.note_full(error)  # acks will make room
@@ -276,11 +305,23 @@ class RunSession:
             return self.store.get(FINISH) is None
         return False
 
+    def report_now(self) -> None:
+        """Report this member without waiting for its next regular report, which repeats a report that fails."""
+        if self.member is not None:
+            with contextlib.suppress(StoreError), self.store.nonblocking():
+                self._report_member()
+
+    def _report_member(self, *state: str) -> None:
+        """Report this member with the figures of this moment."""
+        assert self.member is not None
+        self.figures(**self.time_spent.figures(), at_s=round(time.time(), 3))
+        with self._report_lock:
+            self.member.report(self.store, *state)
+
     def _report(self, *state: str) -> None:
         """Report this member once, outside of the session's thread. If the server is full, the report may be lost."""
-        assert self.member is not None
         try:
-            self.member.report(self.store, *state)
+            self._report_member(*state)
         except ServerFull as error:
             self.note_full(error)
         except (AppendUnsettled, StoreClosed) as error:  # the run may have been deleted
@@ -296,13 +337,16 @@ class RunSession:
 
     # Waiting
 
-    def wait_for(self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None) -> Optional[T]:
+    def wait_for(
+        self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None, part: str = 'wait'
+    ) -> Optional[T]:
         """
         Overview:
             Repeat ``attempt(timeout_s)`` until it returns a value or the run ends. Return None in the second case. Log
             ``what`` every ``wait_warn_s`` while it waits.
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
+            - part (:obj:`str`): The part of the work that ``time_spent`` counts this time for.
         Raises:
             - StoreTimeout: Members of ``role`` had joined, and have been silent for ``peer_timeout_s``.
         """
@@ -312,31 +356,33 @@ class RunSession:
             timeout_s = self.config.peer_timeout_s
             peers = PeerWatch(self.store, role, timeout_s, lambda: self.member, lambda: self.is_server_full)
         try:
-            while not self.finished:
-                for call in self.while_waiting:
-                    call()
-                result = attempt(SLICE_S)
-                if result is not None:
-                    return result
-                now = time.monotonic()
-                if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
-                    looked = now
-                    state = peers.look() if peers else ''
-                    if now - warned >= self.config.wait_warn_s:
-                        warned = now
-                        logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
+            with self.time_spent.measure(part):
+                while not self.finished:
+                    for call in self.while_waiting:
+                        call()
+                    result = attempt(SLICE_S)
+                    if result is not None:
+                        return result
+                    now = time.monotonic()
+                    if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                        looked = now
+                        state = peers.look() if peers else ''
+                        if now - warned >= self.config.wait_warn_s:
+                            warned = now
+                            logging.warning(f'ding_store: waiting for {what} since {now - begin:.0f} s{state}')
             return None
         finally:
             self.waited_s += time.monotonic() - begin
 
     # Leaving
 
-    def leave(self, failed: bool = False) -> None:
+    def leave(self, failed: bool = False, reason: str = '') -> None:
         """
         Overview:
             Send the last report of this member. If it is a learner or evaluator, this ends the run.
         Arguments:
             - failed (:obj:`bool`): Report a failure even if the run has ended.
+            - reason (:obj:`str`): Why this member leaves. Empty: the reason of the run's end.
         """
         if self.member is None or self._closing.is_set():
             return
@@ -348,7 +394,7 @@ class RunSession:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
-        self._report('failed' if failed else 'left', self.finish_reason or '')
+        self._report('failed' if failed else 'left', reason or self.finish_reason or '')
         self.store.close_for_writing()  # The run is deleted once all members have left: a later entry would revive it.
 
     @property

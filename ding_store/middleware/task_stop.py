@@ -19,6 +19,13 @@ def is_failing() -> bool:
     return error is not None and not (isinstance(error, SystemExit) and not error.code)
 
 
+def failure() -> str:
+    """Return the exception that ends the task as one short line, for this member's last report."""
+    error = sys.exc_info()[1]
+    lines = str(error).splitlines() or ['']
+    return f'{type(error).__name__}: {lines[0][:300]}'.rstrip(': ')
+
+
 def spare_mesh_at_failure() -> None:
     """
     Overview:

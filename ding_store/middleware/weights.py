@@ -157,7 +157,8 @@ class WeightsSender(_WeightsExchanger):
     def __call__(self, ctx: Context) -> Generator:
         self._train_iter = ctx.train_iter
         if self._published_iter is None:
-            self._publish()
+            with self._session.time_spent.measure('publish'):
+                self._publish()
         self._put_versions_into(ctx)
         yield
         self._num_iterations += 1
@@ -165,7 +166,8 @@ class WeightsSender(_WeightsExchanger):
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
         if self._is_due and not self._session.store.is_away:  # else later, with the weights of that time
-            self._publish()
+            with self._session.time_spent.measure('publish'):
+                self._publish()
 
     def _restore(self) -> None:
         """Publish the weights again if the server lost them. A collector may start before the learner trains again."""
@@ -274,7 +276,7 @@ class WeightsReceiver(_WeightsExchanger):
             return True if is_fresh or time.monotonic() >= deadline else None
 
         before = self.version
-        done = self._session.wait_for(f'weights newer than version {before}', attempt, 'learner')
+        done = self._session.wait_for(f'weights newer than version {before}', attempt, 'learner', 'wait_weights')
         if done and self._is_too_old():
             logging.warning(
                 f'ding_store: waited {MAX_WAIT_S:.0f} s for newer weights. Continuing with version '

@@ -104,3 +104,12 @@ def test_pool_reports_wrong_references() -> None:
     assert pool.findings(numbers) == []
     assert pool.findings(numbers[:1]) == ['the numbers of references to frames are wrong']
     assert pool.findings(np.array([7], np.int32)) == ['a row refers to a frame that does not exist']
+
+
+def test_full_pool_refuses_a_new_frame() -> None:
+    pool = FramePool((np.dtype(np.uint8), (2000,)), 2)
+    frames = np.arange(3, dtype=np.uint8).repeat(2000).reshape(3, 2000)
+    pool.intern(frames[:2])
+    with pytest.raises(RuntimeError, match='2 are in use'):
+        pool.intern(frames[2:])
+    pool.intern(frames[:2])

@@ -252,7 +252,11 @@ def test_wrapper_logs_its_figures() -> None:
         'buffer_iter/use_count_avg',
         'buffer_iter/priority_avg',
         'buffer_iter/priority_max',
+        'store/replay_rows',
+        'store/replay_bytes',
+        'store/samples_per_insert',
     }
+    assert ('store/samples_per_insert', 4 * 21 / buffer.push_count, 20) in buffer._tb_logger.scalars
     buffer.close()
 
 

@@ -251,6 +251,7 @@ def test_status_passes_over_foreign_reports(tmp_path, redis_server):
     text = said(tmp_path, 'status', *where, code=0)
     assert '\x1b' not in text
     assert '\\x1b[31mbad' in text
+    assert re.search(r'\d+ reports of members were not valid: entry \d+ of', text)
     status = json.loads(said(tmp_path, 'status', '--json', *where, code=0).splitlines()[-1], parse_constant=pytest.fail)
     assert sorted(member['id'] for member in status['members']) == ['c', 'e', 'l']
     assert status['figures']['rows_ingested'] == 5

@@ -120,7 +120,7 @@ def test_store_away_at_the_end_leaves_the_result_unchanged(tmp_path, monkeypatch
     job, out = Job(None, {}, StoreConfig(), tmp_path), io.StringIO()
     with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
         Member('c', 'collector', 2, figures={'rows': 8}).report(store)
-        session = SimpleNamespace(store=store, watch=lambda: None, finish_reason='enough')
+        session = SimpleNamespace(store=store, watch=lambda: None, finish_reason='enough', failed=False)
 
         def watch(session, tick):
             display._members.refresh()

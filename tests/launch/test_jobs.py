@@ -7,12 +7,17 @@ import shlex
 import signal
 import sys
 import time
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, records, status, table
+from prometheus_client.parser import text_string_to_metric_families
+from scalars import scalars
 
+from ding_store.metrics.history import read_history
+from ding_store.metrics.record import AXES, COLUMNS
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.testing import eventually
 
@@ -20,6 +25,8 @@ pytest.importorskip('ding')
 pytest.importorskip('gym')
 pytestmark = pytest.mark.timeout(600)
 
+#: DI-engine's own tag of the return.
+RETURN_TAG = 'basic/eval_episode_return_mean'
 DQN_EXAMPLE = 'ding.example.dqn'
 MAIN = str(ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py')
 
@@ -51,6 +58,18 @@ def balanced(text):
     return rows
 
 
+def assert_recorded(directory, rows):
+    """TensorBoard has the figures that every run with roles and a replay has, and the history ends with the table's."""
+    found, history = scalars(directory), read_history(str(directory))
+    tags = {f'store/{name}' for name in COLUMNS} - {f'store/{name}' for name in AXES}
+    assert tags - set(found) <= {'store/checkpoint_overhead', 'store/collector_wait_weights'}
+    assert found[RETURN_TAG][-1][1] == pytest.approx(rows['last evaluation return'], abs=0.1)
+    last = history[-1]
+    assert (last['env_step'], last['train_iter']) == (rows['env steps'], rows['train iterations'])
+    assert last['replay_bytes'] > last['replay_rows'] > 0
+    assert found['store/replay_rows'][-1] == (last['env_step'], last['replay_rows'])
+
+
 def test_cartpole_converges_and_its_counts_agree(tmp_path):
     with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
         assert run.wait() == 0, run.text
@@ -58,6 +77,8 @@ def test_cartpole_converges_and_its_counts_agree(tmp_path):
     assert rows['last evaluation return'] >= 195
     # Stock serial needs 1.0-3.1k env steps over its seeds; two collectors and a later evaluation may add to that.
     assert 500 < rows['env steps'] < 8000
+    assert_recorded(tmp_path / 'cartpole_dqn_seed0', rows)
+
     # Five updates per eight steps, less those that stock skips too (until there are 64 rows) and the last chunks.
     updates = 5 * (rows['env steps'] - 56) / 8
     assert 0.95 * updates <= rows['train iterations'] <= updates
@@ -201,6 +222,8 @@ def test_collector_that_raises_ends_only_itself(tmp_path):
     arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop, '--fail', 2)), tmp_path) as run:
         run.wait_for(lambda: 'the run goes on without it' in run.text, 'the failure')
+        (dead,) = members(tmp_path, 'collector', 'failed')
+        assert (dead['node_id'], dead['reason']) == (2, 'RuntimeError: as asked for by --fail')
         train_on(run, tmp_path)
         stop.touch()
         assert run.wait() == 0, run.text
@@ -576,10 +599,37 @@ def test_status_watch_does_not_keep_a_finished_run(tmp_path):
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
         run.wait_for(lambda: running(tmp_path / '.ding_store' / 'r'), 'a server')
         with job(ding_store('status', '--run', 'r', '--watch', '0.1'), tmp_path, name='status') as watch:
-            run.wait_for(lambda: 'members' in watch.text, 'a look at it')
-            stop.touch()
+            run.wait_for(lambda: 'last report' in watch.text, 'a look at it')
+            with job(ding_store('metrics', '--run', 'r', '--port', '0'), tmp_path, name='metrics') as exporter:
+                run.wait_for(lambda: scraped(exporter).get('ding_store_train_iterations_total', 0) > 0, 'training')
+                stop.touch()
+                assert run.wait() == 0, run.text
+                assert exporter.wait() == 0, exporter.text
             assert run.wait() == 0, run.text
             assert watch.wait() == 0, watch.text
+
+
+def scraped(exporter):
+    """Name -> value of the series of a run's exporter; empty until it serves."""
+    url = re.search(r'http://\S+', exporter.text)
+    if url is None:
+        return {}
+    with urllib.request.urlopen(url[0], timeout=60) as reply:
+        families = text_string_to_metric_families(reply.read().decode())
+        return {sample.name: sample.value for family in families for sample in family.samples}
+
+
+def test_stopped_run_ends_in_all_processes_and_can_resume(tmp_path):
+    arguments = ['run', '--run', 'r', '--checkpoint', '--roles', 'learner=1,collector=1']
+    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--ckpt')), tmp_path) as run:
+        run.wait_for(
+            lambda: any(m['figures'].get('train_iter', 0) > 50 for m in members(tmp_path, 'learner')), 'training'
+        )
+        with job(ding_store('stop', '--run', 'r'), tmp_path, name='stop') as stop:
+            assert stop.wait() == 0, stop.text
+        assert run.wait() == 1, run.text
+    assert 'ended: stopped by ding-store stop' in run.text
+    assert 'run the same command again to resume' in run.text
 
 
 def test_status_of_an_unknown_run_names_the_existing_ones(tmp_path):

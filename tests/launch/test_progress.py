@@ -5,7 +5,8 @@ import io
 import pytest
 
 from ding_store.errors import StoreUnavailable
-from ding_store.launch.progress import Display, Figures, summary
+from ding_store.launch.progress import Display, summary
+from ding_store.metrics.figures import Figures
 from ding_store.middleware.members import Member, Members
 from ding_store.storage import open_store
 
@@ -14,8 +15,9 @@ from ding_store.storage import open_store
 def run():
     with open_store('memory://', run='r') as store:
 
-        def reported(role, node_id, state='left', **figures):
-            Member(f'{role}-{node_id}', role, node_id, figures=figures).report(store, state)
+        def reported(role, node_id, state='left', boot='a', **figures):
+            space = f'{boot} pid:[1]'
+            Member(f'{role}-{node_id}', role, node_id, pid_space=space, figures=figures).report(store, state)
             return Figures.of(Members(store).refresh())
 
         yield reported
@@ -57,6 +59,13 @@ def test_rates_of_a_learner_without_checkpoint_are_of_its_loop(run):
     cells = summary(figures, 120.0)
     assert (cells['env steps'], cells['rows ingested']) == (600, 600)
     assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
+
+
+def test_loop_of_collectors_on_other_hosts_begins_at_learner(run):
+    # CLOCK_MONOTONIC counts from a host's boot: times of two hosts differ by days.
+    run('collector', 2, boot='b', began_s=9e6, rows=600, env_step=600)
+    assert run('learner', 0, boot='a', env_step=600, began_s=101.0, ended_s=121.0).loop_s == 20.0
+    assert run('collector', 3, boot='a', began_s=100.0).loop_s == 21.0
 
 
 def test_display_survives_a_store_that_is_away():

@@ -16,7 +16,7 @@ from ding_store.environment import Environment  # noqa: E402
 from ding_store.errors import ConfigError, SchemaMismatch  # noqa: E402
 from ding_store.launch.job import Job  # noqa: E402
 from ding_store.launch.join import join  # noqa: E402
-from ding_store.launch.status import read_status, render  # noqa: E402
+from ding_store.launch.status import read_status  # noqa: E402
 from ding_store.middleware import claim  # noqa: E402
 from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import SCHEMA_VALUE, ChunkWriter  # noqa: E402
@@ -68,7 +68,7 @@ def test_foreign_end_is_a_failed_end_with_a_reason(store, foreign):
         within(lambda: session.finished)  # noqa: B023 - called at once
         assert session.failed
         assert "another program put the value 'finish'" in session.finish_reason
-        assert 'another program' in render(read_status(store, 0.0))
+        assert 'another program' in read_status(store, 0.0)['finished']
         with pytest.raises(ConfigError, match='has ended: another program put'):
             _join(store)
         session.finish('of its own')

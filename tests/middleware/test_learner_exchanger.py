@@ -27,8 +27,10 @@ from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in 
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
 from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
 from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
+from ding_store.middleware.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
@@ -305,7 +307,7 @@ def test_position_is_committed_before_it_is_published(store, tmp_path):
     """A chunk without rows: its position is committed by itself."""
     buffer_, known = StoreBuffer(20), []
     made = Learner(store, buffer_)
-    made._ingest_plan.count = buffer_.count
+    made._ingest_plan.replay_figures = lambda: replay_figures(buffer_)
     learner = LearnerExchanger.__new__(LearnerExchanger)
     vars(learner).update(
         _consumer_offset=ConsumerOffset(), _decoder=made._decoder, _member=made._member, _ingest_plan=made._ingest_plan
@@ -401,7 +403,8 @@ def test_on_corrupt_is_a_key_of_the_config():
 
 
 def test_progress_shows_skipped_entries():
-    from ding_store.launch.progress import Figures, summary
+    from ding_store.launch.progress import summary
+    from ding_store.metrics.figures import Figures
 
     assert '3 corrupt entries skipped' in Figures(entries_corrupt=3).line()
     assert 'corrupt' not in Figures().line()
@@ -428,7 +431,10 @@ def test_free_learner_takes_all_chunks_at_once(store, ratio, num_taken):
     for number in range(3):
         writer.write([step(number)], HEADER)
     learner._session = SimpleNamespace(
-        config=StoreConfig(train_ratio=ratio), store=store, wait_for=lambda what, attempt, role: attempt(20.0)
+        config=StoreConfig(train_ratio=ratio),
+        store=store,
+        wait_for=lambda what, attempt, *_: attempt(20.0),
+        time_spent=TimeSpent(),
     )
     learner._read_ahead, learner._ratio_read_ahead = ReadAhead(learner._reader), None
     ctx = OnlineRLContext()
@@ -443,7 +449,7 @@ def test_free_collector_does_not_wait_for_a_learner(store, ratio, waits):
     session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio),
         finished=False,
-        wait_for=lambda what, attempt, role: asked.append(attempt(0.0)),
+        wait_for=lambda what, attempt, *_: asked.append(attempt(0.0)),
     )
     backpressure = Backpressure(store, max_lead=2)
     backpressure.appended(EntryId('a', 9))  # nothing of it was taken

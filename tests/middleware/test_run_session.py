@@ -17,9 +17,9 @@ from redis_server import left_by_runs
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
-from ding_store.launch.progress import Figures
 from ding_store.launch.status import read_status
-from ding_store.middleware import ending
+from ding_store.metrics.figures import Figures
+from ding_store.middleware import ending, run_session
 from ding_store.middleware import members as members_module
 from ding_store.middleware.claim import _claim, claim_run
 from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
@@ -120,7 +120,8 @@ def test_figures_do_not_change_in_the_middle_of_a_report(member):
     collector = member('collector', 2)
     reported = collector.member.figures
     collector.figures(rows=8)
-    assert (reported, collector.member.figures) == ({}, {'rows': 8})
+    assert 'rows' not in reported
+    assert collector.member.figures['rows'] == 8
 
 
 def test_member_that_left_resends_only_forgotten_data(forgetful_server):
@@ -261,6 +262,21 @@ def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
         learner.close()
         assert not left_by_runs(client), 'the learner deletes what the run had'
         assert 'could not leave' not in caplog.text
+
+
+@pytest.mark.parametrize('is_slow', [True, False])
+def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
+    logged = threading.Event()
+    monkeypatch.setattr(run_session, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
+    monkeypatch.setattr(run_session.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
+
+    def connect(*arguments, **options):
+        assert logged.wait(60 if is_slow else 0) == is_slow
+        return open_store('memory://')
+
+    monkeypatch.setattr(run_session, 'open_store', connect)
+    with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
+        pass
 
 
 def test_killed_member_is_not_reporting(store, member):

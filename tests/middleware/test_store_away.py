@@ -21,6 +21,7 @@ from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.middleware.backpressure import Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
 from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.waiting import PeerWatch  # noqa: E402
@@ -77,7 +78,7 @@ class Loop:
         self.store, self.collector = self.session.store, open_store(server.url, run='r', **options)
         self._model = torch.nn.Linear(num_weights, num_weights)
         self.learner = Learner(self.store, self.buffer)
-        self.learner._ingest_plan.count = self.buffer.count
+        self.learner._ingest_plan.replay_figures = lambda: replay_figures(self.buffer)
         self.learner._session, self.learner._ratio_read_ahead = self.session, None
         self.learner._read_ahead = ReadAhead(self.learner._reader)
         self.learner._taken, self.learner._num_skipped = [], 0

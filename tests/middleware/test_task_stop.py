@@ -6,7 +6,7 @@ pytest.importorskip('ding')
 
 from ding.framework import task  # noqa: E402
 
-from ding_store.middleware.task_stop import before_stop, is_failing, spare_mesh_at_failure  # noqa: E402
+from ding_store.middleware.task_stop import before_stop, failure, is_failing, spare_mesh_at_failure  # noqa: E402
 
 
 class Router:
@@ -52,6 +52,21 @@ def test_mesh_is_spared_only_if_the_process_fails(router, error, ends_mesh):
     else:
         task.stop()
     assert (seen, router.was_active) == ([not ends_mesh], ends_mesh)
+
+
+@pytest.mark.parametrize(
+    ('error', 'text'),
+    [
+        (OSError('the disk\nis full'), 'OSError: the disk'),
+        (KeyboardInterrupt(), 'KeyboardInterrupt'),
+        (ValueError('x' * 1000), 'ValueError: ' + 'x' * 300),
+    ],
+)
+def test_failure_is_one_short_line(error, text):
+    try:
+        raise error
+    except BaseException:  # noqa: BLE001 - also interrupts
+        assert failure() == text
 
 
 @pytest.mark.parametrize('is_vital', [True, False])

@@ -25,6 +25,7 @@ from ding.framework.middleware import (
     interaction_evaluator,
     nstep_reward_enhancer,
     termination_checker,
+    wandb_online_logger,
 )
 from ding.model import DQN
 from ding.policy import DQNPolicy
@@ -41,6 +42,7 @@ parser.add_argument('--watch', action='store_true', help='a middleware of the us
 parser.add_argument('--fail', type=int, metavar='NODE', help='this node raises in its 20th iteration')
 parser.add_argument('--obs', type=int, default=4, help='columns of the observation, to make collectors differ')
 parser.add_argument('--ckpt', action='store_true', help='use CkptSaver')
+parser.add_argument('--wandb', action='store_true', help="use DI-engine's logger for W&B")
 options = parser.parse_args()
 
 
@@ -120,6 +122,8 @@ def main():
             task.use(termination_checker(max_train_iter=options.max_train_iter))
         if options.until and task.has_role(task.role.LEARNER):
             task.use(until)
+        if options.wandb:
+            task.use(wandb_online_logger(exp_config=cfg, metric_list=['total_loss'], model=model, project_name='tiny'))
         task.run()
         trace(
             event='end',

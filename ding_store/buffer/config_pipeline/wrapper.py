@@ -51,7 +51,7 @@ class BufferLog:
         if self._logger is not None:
             self._logger.flush()
 
-    def write(self, buffer: StoreBuffer, rows: Array, train_iter: int) -> None:
+    def write(self, buffer: StoreBuffer, rows: Array, train_iter: int, samples_per_insert: float) -> None:
         """Write the figures of the buffer and of these sampled rows, if it is time."""
         if self._logger is None:
             return
@@ -67,8 +67,15 @@ class BufferLog:
             priorities = buffer.sampler.priorities.of(rows)
             if not np.isnan(priorities).all():
                 values.update(priority_avg=float(np.nanmean(priorities)), priority_max=float(np.nanmax(priorities)))
-        for name, value in values.items():
-            self._logger.add_scalar(f'{self._name}/{name}', value, train_iter)
+        tags = {f'{self._name}/{name}': value for name, value in values.items()}
+        # The same figures as those of a task pipeline. A config may have several buffers.
+        prefix = f'store/{self._name.replace("buffer_iter", "")}'
+        tags[f'{prefix}replay_rows'] = float(buffer.count())
+        if buffer.num_bytes is not None:
+            tags[f'{prefix}replay_bytes'] = float(buffer.num_bytes)
+        tags[f'{prefix}samples_per_insert'] = samples_per_insert
+        for tag, value in tags.items():
+            self._logger.add_scalar(tag, value, train_iter)
 
 
 @BUFFER_REGISTRY.register('store')
@@ -116,7 +123,7 @@ class StoreBufferWrapper:
         self._throughput = Throughput(self.settings.thruput_controller)
         self._batches = TrainBatches(self.settings)
         self._log = BufferLog(tb_logger, self.name, self.settings.train_iter_per_log)
-        self._push_count = 0
+        self._push_count = self._sample_count = 0
         #: The iteration of the first sample, until a policy has trained on it.
         self._first_iter: Optional[int] = None
         self._has_trained = False
@@ -197,7 +204,8 @@ class StoreBufferWrapper:
             logger.info('%s', e)
             return None
         self._throughput.sampled(size)
-        self._log.write(self.buffer, rows, train_iter)
+        self._sample_count += size
+        self._log.write(self.buffer, rows, train_iter, self._sample_count / max(1, self._push_count))
         self._note_training(train_iter)
         return data
 

@@ -137,7 +137,7 @@ def intern(
         - refs (:obj:`np.ndarray`): Receives the frame numbers.
         - start (:obj:`int`): The first frame to look at.
     Returns:
-        - end (:obj:`int`): The number of frames that are done. If not all, the table must grow first.
+        - end (:obj:`int`): The number of frames that are done. If not all, the table must grow first, or the pool is full.
     """
     mask = table.shape[0] - 1
     for i in range(start, refs.shape[0]):
@@ -154,9 +154,11 @@ def intern(
                 if state[NUM_FREE] > 0:
                     state[NUM_FREE] -= 1
                     frame = np.int64(free[state[NUM_FREE]])
-                else:
+                elif state[NUM_EVER] < hashes.shape[0]:
                     frame = state[NUM_EVER]
                     state[NUM_EVER] += 1
+                else:
+                    return i
                 # Not past the caches: the next rows have this frame as well, and will be compared with it.
                 copy_bytes(frames + frame * num_bytes, given, num_bytes)
                 state[NUM_USED] += 1

@@ -232,9 +232,11 @@ class TableColumns:
 
     def _overwrite_frames(self, shared: Shared, references: Array, slots: Array, values: Array) -> None:
         were_counted, self.are_frames_counted = self.are_frames_counted, False
-        made, former = shared.intern(values), references[slots]
-        references[slots] = made
-        shared.pool.release(former)
+        shared.pool.reserve(len(values) * shared.num_frames)
+        if were_counted:
+            # First, because all frames of the pool may be in use. Readers of these rows repeat their read.
+            shared.pool.release(references[slots])
+        references[slots] = shared.intern(values)
         self.are_frames_counted = were_counted
 
     def fill(self, start: int, columns: Columns) -> None:

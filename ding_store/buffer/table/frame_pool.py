@@ -82,7 +82,7 @@ class FramePool:
         """
         num_frames = len(frames)
         numbers = np.empty(num_frames, np.int32)
-        self._memory.reserve(min(self.capacity, int(self._state[_NUM_EVER]) + num_frames))
+        self.reserve(num_frames)
         if self._kernels is None:
             self._intern_in_python(frames, numbers)
             return numbers
@@ -93,7 +93,21 @@ class FramePool:
             done = self._kernels.intern(*addresses, *known, self._hash_mask, numbers, done)
             if done == num_frames:
                 return numbers
+            self._check_room()
             self._index(2 * len(self._table))
+
+    def reserve(self, num_frames: int) -> None:
+        """
+        Overview:
+            Make room for so many more frames.
+        Raises:
+            - NotEnoughSpace: There is none. Nothing changed.
+        """
+        self._memory.reserve(min(self.capacity, int(self._state[_NUM_EVER]) + num_frames))
+
+    def _check_room(self) -> None:
+        if self._state[_NUM_USED] == self.capacity:
+            raise RuntimeError(f'a row has more frames than the pool has room for: {self.capacity} are in use')
 
     def release(self, numbers: Array) -> None:
         """Count each of these frames once less."""
@@ -191,6 +205,7 @@ class FramePool:
             number = int(self._free[num_free])
             num_ever = int(self._state[_NUM_EVER])
         else:
+            self._check_room()
             num_ever = number + 1
         self.frames[number] = frame
         self._hashes[number], self._counts[number] = value, 1

@@ -1,0 +1,149 @@
+"""The exporter of ``ding-store metrics``: a run's status as Prometheus metrics, see docs/reference/metrics.md."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
+
+from ding_store.errors import StoreError
+from ding_store.metrics.figures import LEARNER_PARTS
+
+#: Most series that one name gets from a run, so that a garbled report cannot fill Prometheus.
+MAX_SERIES = 1000
+
+Status = Mapping[str, Any]
+Samples = Dict[Tuple[str, ...], float]
+
+
+class RunCollector(Collector):
+    """
+    Overview:
+        Reads a run's status at each scrape. While the store is away, ``ding_store_server_up`` is 0, and alone.
+    Arguments:
+        - run (:obj:`str`): The label ``run`` of all series.
+        - read (:obj:`Callable`): Returns the status, see docs/reference/status-json.md.
+    """
+
+    def __init__(self, run: str, read: Callable[[], Status]) -> None:
+        self._run, self._read = run, read
+        self._lock = threading.Lock()  # Prometheus and a person may ask at once
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry then reads no status when the collector is registered."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        status: Optional[Status] = None
+        with self._lock:
+            try:
+                status = self._read()
+            except StoreError:
+                pass
+        yield self._gauge('server_up', 'Whether the store answers (1) or not (0).', {(): float(status is not None)})
+        if status is not None:
+            yield from self._of_run(status)
+            yield from self._of_members(status['members'])
+            yield from self._of_streams(status)
+
+    def _of_run(self, status: Status) -> Iterator[Metric]:
+        figures = status['figures']
+        for name, figure, text in COUNTERS:
+            yield self._counter(name, text, {(): figures[figure]})
+        for name, figure, text in GAUGES:
+            if figures[figure] is not None:
+                yield self._gauge(name, text, {(): figures[figure]})
+        if status['samples_per_insert'] is not None:
+            text = "Rows sampled per row inserted since the learner's start."
+            yield self._gauge('samples_per_insert', text, {(): status['samples_per_insert']})
+        versions = {(name,): version for name, version in figures['policy_versions'].items()}
+        yield self._gauge('policy_version', "Version of the learner's policy.", versions, 'policy')
+        lags = {(name,): lag for name, lag in figures['policy_lags'].items()}
+        yield self._gauge('policy_lag', 'Versions by which the oldest policy of a collector is behind.', lags, 'policy')
+        yield from self._of_time(figures['learner_s'], figures['collector_s'])
+
+    def _of_time(self, learner: Mapping[str, float], collectors: Mapping[str, float]) -> Iterator[Metric]:
+        waits = {('experience',): learner['wait_experience']} if 'wait_experience' in learner else {}
+        yield self._counter('learner_wait_seconds', 'Seconds that the learner has waited.', waits, 'for')
+        work = {(part,): learner[part] for part in LEARNER_PARTS if part in learner and not part.startswith('wait')}
+        yield self._counter('learner_work_seconds', "Seconds of the learner's loop in each part of it.", work, 'part')
+        text = 'Seconds since the start of the learner.'
+        yield self._counter('learner_seconds', text, {(): learner['up']} if 'up' in learner else {})
+        waits = {(part[5:],): seconds for part, seconds in collectors.items() if part.startswith('wait_')}
+        yield self._counter('collector_wait_seconds', 'Seconds that collectors have waited, summed.', waits, 'for')
+        text = 'Seconds since their starts of all collectors, summed.'
+        yield self._counter('collector_seconds', text, {(): collectors['up']} if 'up' in collectors else {})
+
+    def _of_members(self, members: List[Mapping[str, Any]]) -> Iterator[Metric]:
+        steps: Samples = {}
+        reports: Samples = {}
+        states: Samples = {}
+        appends, seconds = 0, 0.0
+        for member in members:
+            figures, key = member['figures'], (member['role'], str(member['node_id']))
+            states[member['role'], member['state']] = states.get((member['role'], member['state']), 0.0) + 1.0
+            if member['state'] == 'alive' and 'at_s' in figures:
+                reports[key] = max(figures['at_s'], reports.get(key, 0.0))
+            if member['role'] == 'collector':
+                steps[key] = steps.get(key, 0.0) + figures.get('env_step', 0)
+                appends, seconds = appends + figures.get('chunks', 0), seconds + figures.get('append_s', 0.0)
+        yield self._counter('env_steps', 'Environment steps of each collector.', steps, 'role', 'node')
+        yield self._gauge('members', 'Processes by role and state.', states, 'role', 'state')
+        text = 'Seconds since 1970 at the last report of a process that runs, by its own clock.'
+        yield self._gauge('last_report_timestamp_seconds', text, reports, 'role', 'node')
+        text = 'Seconds that collectors took to append a chunk, with waits for room in the stream.'
+        family = SummaryMetricFamily('ding_store_append_seconds', text, labels=['run'])
+        family.add_metric([self._run], count_value=appends, sum_value=seconds)
+        yield family
+
+    def _of_streams(self, status: Status) -> Iterator[Metric]:
+        streams = status['streams']
+        for name, figure, text in STREAM_GAUGES:
+            yield self._gauge(name, text, {(each,): stream[figure] for each, stream in streams.items()}, 'stream')
+        dropped = {(name,): stream['num_dropped'] for name, stream in streams.items()}
+        yield self._counter('stream_dropped_entries', 'Entries that the stream has dropped.', dropped, 'stream')
+        lags: Samples = {
+            (name, reader): stream['last'] - acked
+            for name, stream in streams.items()
+            for reader, acked in stream['readers'].items()
+        }
+        yield self._gauge('reader_lag_entries', 'Entries that a reader has not read.', lags, 'stream', 'reader')
+        limit = status['figures']['max_pending_bytes']
+        limits = {} if limit is None else {('experience',): limit}
+        yield self._gauge('stream_limit_bytes', 'Bytes that the stream may hold.', limits, 'stream')
+
+    def _gauge(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:
+        return self._filled(GaugeMetricFamily(f'ding_store_{name}', text, labels=['run', *labels]), samples)
+
+    def _counter(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:
+        return self._filled(CounterMetricFamily(f'ding_store_{name}', text, labels=['run', *labels]), samples)
+
+    def _filled(self, family: Any, samples: Mapping[Any, float]) -> Metric:
+        for labels, value in list(samples.items())[:MAX_SERIES]:
+            family.add_metric([self._run, *labels], float(value))
+        found: Metric = family
+        return found
+
+
+#: Name, figure of the run, help.
+COUNTERS = (
+    ('train_iterations', 'train_iter', 'Training iterations.'),
+    ('rows_appended', 'rows_appended', 'Rows that collectors have sent.'),
+    ('rows_ingested', 'rows_ingested', 'Rows that the learner has read.'),
+    ('entries_lost', 'chunks_lost', 'Entries of experience that were lost.'),
+    ('entries_corrupt', 'entries_corrupt', 'Damaged entries of experience that were skipped.'),
+)
+GAUGES = (
+    ('replay_rows', 'replay_rows', 'Rows in the replay.'),
+    ('replay_capacity_rows', 'replay_size', 'Rows that fit into the replay.'),
+    ('replay_bytes', 'replay_bytes', 'Bytes of the rows in the replay.'),
+    ('checkpoint_overhead_ratio', 'checkpoint_overhead', 'Share of the time that checkpoints have cost.'),
+    ('eval_return', 'eval_value', 'Mean return of the newest evaluation.'),
+    ('eval_iteration', 'eval_iter', 'Training iteration of the newest evaluation.'),
+)
+STREAM_GAUGES = (
+    ('stream_pending_bytes', 'pending_bytes', 'Bytes in the stream that some reader has not read.'),
+    ('stream_last_entry', 'last', 'Number of the newest entry.'),
+)

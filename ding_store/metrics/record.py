@@ -1,0 +1,120 @@
+"""One record of a run's history: figures at a moment, and rates and shares of the time since the record before."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Dict, Mapping, NamedTuple, Optional
+
+from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
+
+Record = Dict[str, Any]
+
+
+class Column(NamedTuple):
+    """Unit and meaning of one name of a record."""
+
+    unit: str
+    meaning: str
+
+
+#: Name -> unit and meaning. docs/reference/metrics.md has the same table. A record leaves out what is not known.
+COLUMNS: Dict[str, Column] = {
+    'time': Column('s', 'seconds since 1970 by the clock of the learner'),
+    'env_step': Column('steps', 'environment steps whose rows the learner has read'),
+    'train_iter': Column('iterations', 'training iterations'),
+    'eval_return': Column('', 'mean return of the newest evaluation, in the first record after it'),
+    'eval_step': Column('steps', 'environment steps at that evaluation'),
+    'eval_iter': Column('iterations', 'training iterations at that evaluation'),
+    'env_steps_per_s': Column('1/s', 'environment steps per second'),
+    'train_iters_per_s': Column('1/s', 'training iterations per second'),
+    'replay_rows': Column('rows', 'rows in the replay'),
+    'replay_size': Column('rows', 'rows that fit into the replay'),
+    'replay_bytes': Column('bytes', 'bytes of the rows in the replay'),
+    'samples_per_insert': Column('', "rows sampled per row inserted since the learner's start"),
+    'policy_lag': Column('versions', 'versions by which the oldest policy of a collector is behind'),
+    'pending_bytes': Column('bytes', 'bytes in the experience stream that the learner has not read'),
+    'lost_entries': Column('entries', 'entries of the experience stream that were lost'),
+    'collectors': Column('processes', 'collectors that run'),
+    'checkpoint_overhead': Column('share', 'share of the time that checkpoints have cost so far'),
+    'learner_wait_experience': Column('share', 'share of its time that the learner waits for experience'),
+    'learner_ingest': Column('share', 'share that it copies experience into the replay'),
+    'learner_sample': Column('share', 'share that it samples batches'),
+    'learner_train': Column('share', 'share that it trains'),
+    'learner_publish': Column('share', 'share that it publishes weights'),
+    'collector_wait_learner': Column('share', 'share of their time that collectors wait for the learner'),
+    'collector_wait_weights': Column('share', 'share that they wait for newer weights'),
+    'collector_append': Column('share', 'share that they append experience, and wait for room in the stream'),
+}
+#: Columns that TensorBoard gets in another way: as its axes, and as DI-engine's own tag of the return.
+AXES = ('time', 'env_step', 'train_iter', 'eval_return', 'eval_step', 'eval_iter', 'replay_size')
+
+
+def record_of(before: Figures, after: Figures, pending_bytes: Optional[int] = None) -> Record:
+    """
+    Overview:
+        Return the record of the figures ``after``. Rates and shares are of the time since the figures ``before``, by
+        the clocks of the processes themselves. They are missing if no new report arrived since.
+    """
+    known = {
+        'time': round(time.time(), 3),
+        'env_step': after.env_step,
+        'train_iter': after.train_iter,
+        'replay_rows': after.replay_rows,
+        'replay_size': after.replay_size,
+        'replay_bytes': after.replay_bytes,
+        'policy_lag': after.policy_lag,
+        'pending_bytes': pending_bytes,
+        'lost_entries': after.chunks_lost,
+        'collectors': after.num_collectors,
+        'checkpoint_overhead': after.checkpoint_overhead,
+        **_evaluation(before, after),
+        'samples_per_insert': samples_per_insert(after),
+        **rates(before, after),
+        **shares(before, after),
+    }
+    return {name: known[name] for name in COLUMNS if known.get(name) is not None}
+
+
+def _evaluation(before: Figures, after: Figures) -> Dict[str, Any]:
+    value = after.eval_value
+    is_new = (after.eval_iter, value) != (before.eval_iter, before.eval_value)
+    if value is None or not is_new or not math.isfinite(value):
+        return {}
+    return {'eval_return': value, 'eval_step': after.eval_step, 'eval_iter': after.eval_iter}
+
+
+def rates(before: Figures, after: Figures) -> Dict[str, Optional[float]]:
+    """Return the rates of the learner between two figures, by its own clock."""
+    before = before if before.learner == after.learner else Figures()
+    seconds = after.learner_s.get('up', 0.0) - before.learner_s.get('up', 0.0)
+    return {
+        'env_steps_per_s': _ratio(after.learner_step - before.learner_step, seconds),
+        'train_iters_per_s': _ratio(after.learner_iter - before.learner_iter, seconds),
+    }
+
+
+def samples_per_insert(figures: Figures) -> Optional[float]:
+    """Return how often the learner has sampled each row on average. None: the pipeline does not count samples."""
+    return None if figures.rows_sampled is None else _ratio(figures.rows_sampled, figures.rows_inserted)
+
+
+def shares(before: Figures, after: Figures) -> Dict[str, float]:
+    """Return the shares of the time that the learner and the collectors spent in each part of their work."""
+    own = before.learner_s if before.learner == after.learner else {}
+    return {
+        **_shares('learner', LEARNER_PARTS, own, after.learner_s),
+        **_shares('collector', COLLECTOR_PARTS, before.collector_s, after.collector_s),
+    }
+
+
+def _shares(role: str, parts: Any, before: Mapping[str, float], after: Mapping[str, float]) -> Dict[str, float]:
+    seconds = after.get('up', 0.0) - before.get('up', 0.0)
+    if seconds <= 0:
+        return {}
+    spent = {part: after[part] - before.get(part, 0.0) for part in parts if part in after}
+    return {f'{role}_{part}': round(min(max(value / seconds, 0.0), 1.0), 4) for part, value in spent.items()}
+
+
+def _ratio(count: float, of: float) -> Optional[float]:
+    return round(count / of, 3) if of > 0 else None

@@ -1,0 +1,264 @@
+"""The screen of ``ding-store status``: what a run does now, in sizes that people read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
+
+from rich.console import Group, RenderableType
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+#: Lines of members on the screen without ``--all``. Those with problems come first.
+MAX_MEMBERS = 20
+STYLES = {'ok': 'green', 'left': 'dim', 'failed': 'bold red', 'killed': 'bold red', 'silent': 'bold yellow'}
+ORDER = ('learner', 'evaluator', 'collector')
+PARTS = {
+    'learner_wait_experience': 'waits for experience',
+    'learner_ingest': 'copies it into the replay',
+    'learner_sample': 'samples',
+    'learner_train': 'trains',
+    'learner_publish': 'publishes weights',
+    'collector_wait_learner': 'wait for the learner',
+    'collector_wait_weights': 'wait for weights',
+    'collector_append': 'append experience',
+}
+
+
+def screen(status: Mapping[str, Any], everything: bool = False) -> RenderableType:
+    """Return what ``status`` (docs/reference/status-json.md) says, for a rich console of any width."""
+    blocks: List[RenderableType] = [_summary(status), Text()]
+    if status['members']:
+        blocks += [_members(status['members'], everything)]
+    if everything:
+        blocks += [Text(), Rule('internals', align='left', style='dim'), _internals(status)]
+    if status['rejected_reports']:
+        count = status['rejected_reports']
+        noun = 'report of a member was' if count == 1 else 'reports of members were'
+        blocks += [Text(), Text(f'{count} {noun} not valid: {plain(status["rejected_reason"])}', style='bold yellow')]
+    return Group(*blocks)
+
+
+def _summary(status: Mapping[str, Any]) -> Table:
+    figures, rates, shares = status['figures'], status['rates_per_s'], status['shares']
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style='bold', no_wrap=True)
+    grid.add_column(overflow='fold')
+    up_s = figures['learner_s'].get('up')
+    _row(grid, 'run', _joined([plain(status['run']), _state(status, up_s), f'{plain(status["store"])}']))
+    trains = [f'{number(figures["train_iter"])} iterations', per_s(rates['train_iter'])]
+    _row(grid, 'train', _joined([*trains, *_spent('learner', shares, figures['checkpoint_overhead'])]))
+    count = figures['num_collectors']
+    steps = [f'{number(figures["env_step"])} env steps', per_s(rates['env_step'])]
+    running = f'{number(count)} collector{"" if count == 1 else "s"}'
+    _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
+    _row(grid, 'return', _evaluation(figures))
+    _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
+    _row(grid, 'policy', _policies(figures))
+    stream = status['streams'].get('experience')
+    if stream is not None:
+        _row(grid, 'stream', _stream(stream, figures['max_pending_bytes']))
+    if figures['chunks_lost'] or figures['entries_corrupt']:
+        lost = f'{number(figures["chunks_lost"])} chunks lost, {number(figures["entries_corrupt"])} corrupt'
+        _row(grid, 'lost', Text(lost, style='bold red'))
+    if status['history'] is not None:
+        _row(grid, 'history', plain(status['history']))
+    return grid
+
+
+def _state(status: Mapping[str, Any], up_s: Optional[float]) -> str:
+    if status['finished'] is not None:
+        return f'finished: {plain(status["finished"])}'
+    if not status['members']:
+        return 'no members yet'
+    return 'running' if up_s is None else f'learner up for {duration(up_s)}'
+
+
+def _spent(role: str, shares: Mapping[str, float], checkpoints: Optional[float] = None) -> List[str]:
+    """Return what a role spends its time on, the largest share first, without what is below half a percent."""
+    known = {name: share for name, share in shares.items() if name.startswith(role)}
+    if checkpoints is not None:
+        known['checkpoints'] = checkpoints
+    ordered = sorted(known.items(), key=lambda item: -item[1])
+    return [f'{PARTS.get(name, name)} {share:.0%}' for name, share in ordered if share >= 0.005]
+
+
+def _evaluation(figures: Mapping[str, Any]) -> str:
+    value = figures['eval_value']
+    if value is None or not math.isfinite(value):
+        return 'no evaluation yet'
+    return _joined([f'{value:.4g}', f'at iteration {number(figures["eval_iter"] or 0)}'])
+
+
+def _replay(figures: Mapping[str, Any], samples: Optional[float]) -> Text:
+    rows, size = figures['replay_rows'], figures['replay_size']
+    text = Text(f'{number(rows)} rows')
+    if size:
+        full = min(max(rows / size, 0.0), 1.0)
+        text = Text(f'{number(rows)} of {number(size)} rows  ')
+        text.append('█' * round(10 * full), style='cyan').append('░' * (10 - round(10 * full)), style='dim')
+        text.append(f' {full:.0%}')
+    if figures['replay_bytes'] is not None:
+        text.append(f' · {size_of(figures["replay_bytes"])}')
+    if samples is not None:
+        text.append(f' · {samples:.3g} samples per insert')
+    return text
+
+
+def _policies(figures: Mapping[str, Any]) -> str:
+    versions, lags = figures['policy_versions'], figures['policy_lags']
+    several = len(versions) > 1
+    found = [
+        f'{plain(name) + " " if several else ""}v{version}, oldest collector {lags.get(name, 0)} behind'
+        for name, version in list(versions.items())[:4]
+    ]
+    return _joined(found) or 'no weights published yet'
+
+
+def _stream(stream: Mapping[str, Any], limit: Optional[int]) -> Text:
+    held, pending = stream['last'] - stream['floor'], stream['pending_bytes']
+    is_full = bool(limit) and pending >= 0.8 * (limit or 1)
+    of = f' of {size_of(limit)}' if limit else ''
+    text = Text(
+        f'{number(held)} chunk{"s wait" if held != 1 else " waits"} · {size_of(pending)}{of}',
+        style='bold yellow' if is_full else '',
+    )
+    if stream['num_dropped']:
+        text.append(f' · {number(stream["num_dropped"])} dropped', style='bold red')
+    return text
+
+
+# --- members
+
+
+def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> RenderableType:
+    ordered = sorted(members, key=_rank)
+    shown = ordered if everything else [each for each in ordered if each['state'] != 'left'][:MAX_MEMBERS]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style='bold dim')
+    table.add_column('role', no_wrap=True)
+    for title in ('node', 'pid'):
+        table.add_column(title, justify='right', no_wrap=True)
+    table.add_column('host', overflow='ellipsis', no_wrap=True, max_width=16)
+    table.add_column('state', no_wrap=True, min_width=6)
+    table.add_column('rate', justify='right', no_wrap=True)
+    table.add_column('policy', justify='right', no_wrap=True)
+    table.add_column('waits', justify='right', no_wrap=True)
+    table.add_column('last report', no_wrap=True)
+    for each in shown:
+        _row(table, *_cells(each))
+    rest = len(ordered) - len(shown)
+    blocks: List[RenderableType] = [table]
+    if rest:
+        left = sum(each['state'] == 'left' for each in ordered)
+        what = f'{left} left in order' if left == rest else f'{rest} more, {left} of them left in order'
+        blocks += [Text(f'{what} (--all lists them)', style='dim')]
+    blocks += [_what_happened(each) for each in shown if each['state'] in ('failed', 'killed', 'silent')]
+    return Group(*blocks)
+
+
+def _rank(member: Mapping[str, Any]) -> Tuple[bool, int, bool, int]:
+    role = ORDER.index(member['role']) if member['role'] in ORDER else len(ORDER)
+    return role == len(ORDER) - 1, role, member['state'] in ('alive', 'left'), member['node_id']
+
+
+def _cells(member: Mapping[str, Any]) -> List[RenderableType]:
+    state = 'ok' if member['state'] == 'alive' else member['state']
+    figures, waits = member['figures'], member['wait_share']
+    version = figures.get('policy_version')
+    return [
+        Text(plain(member['role'])),
+        f'{member["node_id"]}',
+        f'{member["pid"]}',
+        Text(plain(member['host'])),
+        Text(state, style=STYLES.get(state, '')),
+        per_s(member['rate_per_s']) or '-',
+        '-' if version is None else f'v{version}',
+        '-' if waits is None else f'{waits:.0%}',
+        _age(member) or '-',
+    ]
+
+
+def _age(member: Mapping[str, Any]) -> str:
+    return '' if member['age_s'] is None else f'{duration(member["age_s"])} ago'
+
+
+def _what_happened(member: Mapping[str, Any]) -> Text:
+    """Return when and why a member failed or went away."""
+    text = Text(f'{plain(member["role"])} (node {member["node_id"]}) ')
+    text.append(member['state'], style=STYLES.get(member['state'], '')).append(f' {_age(member)}')
+    why = {'killed': 'its process is gone, see its log', 'silent': 'it reports no more: its host, or its network'}
+    text.append(f': {plain(member["reason"] or why.get(member["state"], "no reason given"))}')
+    return text
+
+
+# --- internals
+
+
+def _internals(status: Mapping[str, Any]) -> RenderableType:
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(no_wrap=True, style='dim')
+    table.add_column(overflow='fold')
+    _row(table, 'server', plain(status['server']))
+    for name, stream in status['streams'].items():
+        held = stream['last'] - stream['floor']
+        text = (
+            f'{stream["last"]} entries, {held} held ({stream["pending_bytes"]} bytes), {stream["num_dropped"]} dropped'
+        )
+        for reader, acked in stream['readers'].items():
+            kind = 'durable' if stream['durable'].get(reader) else 'ephemeral'
+            text += f'\nreader {plain(reader)} ({kind}): at {acked}, lag {stream["last"] - acked} entries'
+        _row(table, f'stream {plain(name)}', text)
+    for name, version in status['values'].items():
+        _row(table, f'value {plain(name)}', f'version {version}')
+    for name, count in status['counters'].items():
+        _row(table, f'counter {plain(name)}', f'{count}')
+    for member in status['members']:
+        figures = ', '.join(f'{plain(name)} {figure}' for name, figure in member['figures'].items())
+        _row(table, plain(member['id']), figures)
+    return table
+
+
+# --- texts
+
+
+def _row(table: Table, *cells: RenderableType) -> None:
+    """Add a row. A string becomes a Text, in which brackets from a report are no markup."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
+
+
+def plain(text: Any, most: int = 200) -> str:
+    """Return a text of a report for a terminal: control characters escaped, and cut off if it is long."""
+    found = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in str(text)[: most + 1])
+    return found if len(found) <= most else f'{found[:most]}…'
+
+
+def number(count: float) -> str:
+    return f'{count:,.0f}' if abs(count) < 1e15 else f'{count:.3g}'
+
+
+def per_s(rate: Optional[float]) -> str:
+    return '' if rate is None else f'{rate:,.0f}/s' if rate >= 100 else f'{rate:.3g}/s'
+
+
+def size_of(num_bytes: float) -> str:
+    """Return a size with a unit, as in '4.4 kB'."""
+    for unit in ('B', 'kB', 'MB', 'GB'):
+        if abs(num_bytes) < 1000:
+            return f'{num_bytes:.3g} {unit}'
+        num_bytes /= 1000
+    return f'{num_bytes:.3g} TB'
+
+
+def duration(seconds: float) -> str:
+    """Return seconds as '42s', '2m38s', '3h05m' or '12d'."""
+    whole = int(min(max(seconds, 0.0), 1e10))
+    if whole < 60:
+        return f'{whole}s'
+    if whole < 3600:
+        return f'{whole // 60}m{whole % 60:02d}s'
+    return f'{whole // 3600}h{whole % 3600 // 60:02d}m' if whole < 96 * 3600 else f'{whole // 86400}d'
+
+
+def _joined(texts: Iterable[str], by: str = ' · ') -> str:
+    return by.join(text for text in texts if text)

@@ -1,0 +1,66 @@
+"""Time that a process spends in the parts of its work, for its reports."""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import Dict, Optional, Tuple, Type
+
+
+class _Part:
+    """The context manager of one part. It is made once: a loop of short iterations enters it often."""
+
+    __slots__ = ('_name', '_spent')
+
+    def __init__(self, spent: TimeSpent, name: str) -> None:
+        self._spent, self._name = spent, name
+
+    def __enter__(self) -> None:
+        self._spent._begin(self._name)
+
+    def __exit__(
+        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
+    ) -> None:
+        self._spent._end()
+
+
+class TimeSpent:
+    """
+    Overview:
+        Seconds that the loop of this process has spent in each part of its work. Only the loop's thread calls
+        ``measure``, and parts do not contain each other. Any thread may call ``figures``.
+    """
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._lock = threading.Lock()
+        self._seconds: Dict[str, float] = {}
+        self._present: Optional[Tuple[str, float]] = None  # the part that runs now, and its beginning
+        self._parts: Dict[str, _Part] = {}
+
+    def measure(self, part: str) -> _Part:
+        """Return a context manager that counts the time of its block for ``part``."""
+        found = self._parts.get(part)
+        if found is None:
+            found = self._parts[part] = _Part(self, part)
+        return found
+
+    def _begin(self, part: str) -> None:
+        self._present = part, time.monotonic()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._present is not None:
+                part, began = self._present
+                self._present = None
+                self._seconds[part] = self._seconds.get(part, 0.0) + time.monotonic() - began
+
+    def figures(self) -> Dict[str, float]:
+        """Return the seconds of each part as ``<part>_s``, with the part that runs now, and all seconds as ``up_s``."""
+        with self._lock:
+            now, seconds, present = time.monotonic(), dict(self._seconds), self._present
+        if present is not None:
+            part, began = present
+            seconds[part] = seconds.get(part, 0.0) + now - began
+        return {f'{part}_s': round(value, 4) for part, value in [*seconds.items(), ('up', now - self._began)]}

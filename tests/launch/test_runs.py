@@ -1,0 +1,81 @@
+"""``ding-store ls``, ``logs`` and ``stop``."""
+
+import pytest
+
+from ding_store import cli
+from ding_store.launch.plot import note_history
+from ding_store.launch.runs import STOPPED, Logs
+from ding_store.middleware.ending import FINISH, end_of
+from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.storage import open_store
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = tmp_path / '.ding_store' / 'pong' / 'logs'
+    found.mkdir(parents=True)
+    (found / 'learner-0.log').write_text('one\ntwo\nthree\n')
+    (found / 'collector-2.log').write_text('red\n\x1b[31mbad\nhalf a li')
+    return found
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'lines'),
+    [
+        (['learner'], ['learner-0    | one', 'learner-0    | two', 'learner-0    | three']),
+        (['learner', '-n', '1'], ['learner-0    | three']),
+        (['-n', '1'], ['collector-2  | \\x1b[31mbad', 'learner-0    | three']),
+        (['collector-2', '-f', '-n', '0'], []),
+    ],
+)
+def test_logs_have_the_last_lines_of_each_process(logs, capsys, arguments, lines):
+    assert cli.main(['logs', '--run', 'pong', *arguments]) == 0
+    assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_logs_that_are_missing_are_refused(logs, capsys):
+    assert cli.main(['logs', '--run', 'pong', 'evaluator']) == 2
+    assert 'There are: collector-2, learner-0' in capsys.readouterr().err
+    assert cli.main(['logs', '--run', 'other']) == 2
+    assert 'Name the run with --run' in capsys.readouterr().err
+
+
+def test_followed_logs_have_new_lines_and_new_files(logs):
+    found = Logs(logs, 'collector')
+    assert len(list(found.last(10))) == 2
+    assert list(found.new()) == []
+    with open(logs / 'collector-2.log', 'a') as log:
+        log.write('ne\n')
+    (logs / 'collector-3.log').write_text('new\n')
+    assert list(found.new()) == ['collector-2  | half a line\n', 'collector-3  | new\n']
+    (logs / 'collector-3.log').write_text('x\n')  # a new launcher begins the file anew
+    assert list(found.new()) == ['collector-3  | x\n']
+
+
+def test_ls_lists_runs_with_their_files(logs, tmp_path, capsys):
+    note_history(str(logs), '/exp/metrics.jsonl')
+    (tmp_path / '.ding_store' / 'empty').mkdir()
+    assert cli.main(['ls']) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ['RUN', 'STATE', 'LOGS', 'HISTORY']
+    assert rows[1] == ['empty', 'ended', '-', '-']
+    assert [*rows[2][:2], rows[2][3]] == ['pong', 'ended', '/exp/metrics.jsonl']
+    assert rows[2][2].endswith('.ding_store/pong/logs')
+
+
+def test_ls_of_a_redis_server_is_refused(capsys):
+    assert cli.main(['ls', '--store', 'redis://localhost:1']) == 2
+    assert 'embedded:// only' in capsys.readouterr().err
+
+
+def test_stop_ends_a_run_that_can_resume(redis_server, capsys):
+    where = ['--store', redis_server.url, '--run', 'stopped-run']
+    with open_store(redis_server.url, run='stopped-run', stream_options=STREAM_OPTIONS) as store:
+        Member('l', 'learner', 0).report(store)
+        assert cli.main(['stop', *where]) == 0
+        end = end_of(store)
+        assert (end.reason, end.failed) == (STOPPED, True)
+        assert cli.main(['stop', *where]) == 2
+        assert f'has ended already: {STOPPED}' in capsys.readouterr().err
+        store.retire(last=(FINISH,))

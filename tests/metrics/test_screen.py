@@ -1,0 +1,207 @@
+"""The screen of ``ding-store status``: what it shows, in terminals of two widths, and of hostile reports."""
+
+import io
+import json
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ding_store.launch.status import Look, read_status, to_json
+from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
+from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.storage import open_store
+
+
+def shown(status, width=100, everything=False):
+    out = io.StringIO()
+    Console(file=out, width=width, highlight=False).print(screen(status, everything))
+    return out.getvalue()
+
+
+LEARNER = dict(
+    train_iter=6365,
+    env_step=10576,
+    rows=10576,
+    sampled=338432,
+    replay_rows=10536,
+    replay_size=20000,
+    replay_bytes=85400,
+    policy_version=1311,
+    policy_versions={'main': 1311},
+    max_pending_bytes=1000,
+)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='pong', stream_options=STREAM_OPTIONS) as store:
+        yield store
+
+
+def report(store, role, node_id=0, state='alive', reason='', **figures):
+    member = Member(f'{role}-{node_id}', role, node_id, figures={'at_s': time.time(), **figures})
+    member.report(store, state, reason)
+    return member
+
+
+@pytest.fixture
+def look(store):
+    """The second look at a run whose members did something since the first."""
+    report(store, 'learner', up_s=100.0, wait_experience_s=10.0, train_s=80.0, **{**LEARNER, 'train_iter': 6000})
+    report(store, 'collector', 2, up_s=100.0, wait_learner_s=50.0, env_step=10000)
+    found = Look(store)
+    found.read(0.0)
+    report(store, 'learner', up_s=110.0, wait_experience_s=11.0, train_s=88.0, **LEARNER)
+    report(store, 'collector', 2, up_s=110.0, wait_learner_s=55.0, env_step=10500, policy_version=1310)
+    report(store, 'evaluator', 1, eval_value=121.6, eval_iter=6305, policy_version=1311)
+    return found
+
+
+@pytest.mark.parametrize('width', [80, 150])
+def test_screen_shows_rates_shares_and_members(store, look, width):
+    store.append('experience', {}, {})
+    text = shown(look.read(0.0), width)
+    assert max(map(len, text.splitlines())) <= width
+    words = ' '.join(text.split())
+    for expected in (
+        '6,365 iterations · 36.5/s · trains 80% · waits for experience 10%',
+        '10,576 env steps',
+        '1 collector · wait for the learner 50%',
+        '121.6 · at iteration 6,305',
+        '10,536 of 20,000 rows',
+        '53%',
+        '32 samples per insert',
+        'v1311',
+        '1 chunk waits',
+    ):
+        assert expected in words, text
+    assert 'stream members' not in text
+
+
+def test_screen_with_all_shows_internals(look):
+    text = shown(look.read(0.0), 150, everything=True)
+    assert 'stream members' in text
+    assert 'train_iter 6365' in ' '.join(text.split())
+
+
+def test_status_names_dead_members_with_time_and_reason(store):
+    with subprocess.Popen(['sleep', '60']) as process:
+        process.kill()
+    Member('k', 'collector', 3, pid=process.pid, figures={'at_s': time.time() - 65}).report(store)
+    report(store, 'collector', 4, 'failed', 'ValueError: a bad action')
+    report(store, 'collector', 5, 'left', 'the run ended')
+    status = read_status(store, 0.0)
+    assert {member['node_id']: member['state'] for member in status['members']} == {3: 'killed', 4: 'failed', 5: 'left'}
+    text = ' '.join(shown(status, 150).split())
+    assert re.search('collector .node 3. killed 1m0[5-9]s ago: its process is gone', text)
+    assert re.search('collector .node 4. failed 0s ago: ValueError: a bad action', text)
+    assert '1 left in order' in text
+    assert 'node 5' not in text
+
+
+def test_member_that_reports_no_more_is_silent(store):
+    report(store, 'collector', 2)
+    for _ in range(30):
+        report(store, 'learner')
+    assert {member['role']: member['state'] for member in read_status(store, 0.0)['members']} == {
+        'collector': 'silent',
+        'learner': 'alive',
+    }
+
+
+def test_screen_of_many_members_is_short(store):
+    for node_id in range(300):
+        report(store, 'collector', node_id, 'failed' if node_id == 299 else 'alive')
+    text = shown(read_status(store, 0.0))
+    assert len(text.splitlines()) < 45
+    assert 'failed' in text
+    assert '280 more' in text
+
+
+HUGE = 1 << 62
+
+
+@pytest.mark.parametrize(
+    'figures',
+    [
+        dict(up_s=-1e308, wait_experience_s=1e308, train_s=1e308),
+        dict(at_s=-1e308),
+        dict(at_s=1e308),
+        dict(rows=HUGE, train_iter=HUGE, env_step=-HUGE, replay_rows=-HUGE, replay_size=1, replay_bytes=HUGE),
+        dict(replay_rows=5, replay_size=-1, max_pending_bytes=-1, sampled=-HUGE),
+        dict(eval_value=float('nan'), eval_iter=HUGE, checkpoint_overhead=float('inf')),
+        dict(checkpoint_overhead=float('nan')),
+        dict(policy_versions={f'policy {i}': i for i in range(1000)}),
+        {f'[bold]figure {i}[/]': i for i in range(100)},
+    ],
+    ids=lambda figures: next(iter(figures)),
+)
+@pytest.mark.parametrize('role', ['learner', 'collector', 'evaluator'])
+def test_absurd_figures_do_not_stop_status(store, role, figures):
+    look = Look(store)
+    report(store, role, **figures)
+    look.read(0.0)
+    report(store, role, **{name: figure for name, figure in figures.items() if name != 'up_s'}, up_s=1.0)
+    status = look.read(0.0)
+    for everything in (False, True):
+        assert shown(status, 80, everything)
+    json.loads(to_json(status), parse_constant=pytest.fail)
+
+
+def test_texts_of_reports_are_no_markup_and_are_cut_off(store):
+    text = '[bold red]x[/] [/nothing] ' + 'long ' * 1000
+    member = Member('[/x]', '[/role]', 0, host=text, state='failed')
+    member.report(store, 'failed', f'\x1b[2J{text}')
+    found = shown(read_status(store, 0.0), 80)
+    assert '\x1b[2J' not in found
+    assert '[/role]' in found
+    assert len(found) < 3000
+
+
+def test_status_shows_reports_that_are_not_valid(store):
+    report(store, 'learner')
+    store.append('members', {'id': '\x1b[31m'}, {})
+    status = read_status(store, 0.0)
+    assert (status['rejected_reports'], [member['id'] for member in status['members']]) == (1, ['learner-0'])
+    assert '1 report of a member was not valid' in shown(status)
+
+
+def test_page_lists_each_name_of_the_json(look):
+    page = (Path(__file__).resolve().parents[2] / 'docs' / 'reference' / 'status-json.md').read_text()
+    top, figures, members = (set(re.findall(r'`(\w+)`', part)) for part in re.split(r'^## ', page, flags=re.M)[:3])
+    status = look.read(0.0)
+    assert set(status) - top == set()
+    assert figures - {'figures'} <= set(status['figures'])
+    named = members - {'members', 'alive', 'left', 'failed', 'killed', 'silent', '_s'}
+    assert named <= set(status['members'][0])
+
+
+def test_status_of_an_empty_run_is_shown(store):
+    assert 'no members yet' in shown(read_status(store, 0.0))
+
+
+@pytest.mark.parametrize(
+    ('call', 'value', 'text'),
+    [
+        (duration, 59.9, '59s'),
+        (duration, 158, '2m38s'),
+        (duration, 11100, '3h05m'),
+        (duration, 1e6, '11d'),
+        (duration, -5, '0s'),
+        (size_of, 4400, '4.4 kB'),
+        (size_of, 256e6, '256 MB'),
+        (size_of, 1.5e13, '15 TB'),
+        (number, 6365, '6,365'),
+        (per_s, 34.61, '34.6/s'),
+        (per_s, 12345.6, '12,346/s'),
+        (per_s, None, ''),
+        (plain, 'a\nb\x07', 'a\\nb\\x07'),
+        (plain, 'x' * 300, 'x' * 200 + '…'),
+    ],
+)
+def test_figures_are_shown_with_units(call, value, text):
+    assert call(value) == text

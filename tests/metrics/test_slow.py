@@ -1,0 +1,141 @@
+"""Why a run is slow: each answer is provoked by the reports of a run that has this fault."""
+
+import json
+import re
+import time
+
+import pytest
+
+from ding_store import cli
+from ding_store.launch.status import Look
+from ding_store.metrics.slow import why_slow
+from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.middleware.time_spent import TimeSpent
+from ding_store.storage import open_store
+
+#: Seconds of each part in the ten seconds between two looks, of a run in which all is well.
+LEARNER = dict(wait_experience=1.0, ingest=0.2, sample=0.5, train=7.5, publish=0.3)
+COLLECTOR = dict(wait_learner=1.0, wait_weights=0.0, append=0.2)
+FIGURES = dict(max_lead=2, max_pending_bytes=1000, prefetch=0)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='pong', stream_options=STREAM_OPTIONS) as store:
+        yield store
+
+
+def report(store, role, parts, up_s, share, node_id=0, state='alive', **figures):
+    seconds = {f'{part}_s': share * value for part, value in parts.items()}
+    own = {'up_s': up_s, 'at_s': time.time(), **seconds, **figures}
+    Member(f'{role}-{node_id}', role, node_id, figures=own).report(store, state, 'as told' if state != 'alive' else '')
+
+
+def answers(store, learner=None, collector=None, collectors=1, **figures):
+    """Name of an answer -> the answer, of a run whose parts took these seconds between two looks."""
+    look = Look(store)
+    for up_s, share in ((100.0, 0.0), (110.0, 1.0)):
+        report(store, 'learner', {**LEARNER, **(learner or {})}, up_s, share, **{**FIGURES, **figures})
+        for node_id in range(2, 2 + collectors):
+            report(store, 'collector', {**COLLECTOR, **(collector or {})}, up_s, share, node_id)
+        status = look.read(0.0)
+    return {answer.name: answer for answer in why_slow(status)}
+
+
+def test_run_in_which_all_is_well_needs_no_fix(store):
+    store.append('experience', {}, {})
+    found = answers(store, sampled=10)
+    assert [name for name, answer in found.items() if answer.fix] == []
+    assert found['learner'].found.startswith('waits for experience 10%')
+    assert 'trains 75%' in found['learner'].found
+    assert 'environments and policy 88%' in found['collectors'].found
+    assert 'of 1 kB' in found['stream'].found
+
+
+STARVED = dict(wait_experience=7.0, train=2.0)
+
+
+@pytest.mark.parametrize(
+    ('name', 'fix', 'fault'),
+    [
+        ('starved', 'ding-store join', dict(learner=STARVED)),
+        ('starved', 'add one', dict(learner=STARVED, collectors=0)),
+        ('starved', '--set max_lead=4 .now 2', dict(learner=STARVED, collector=dict(wait_learner=6.0))),
+        ('starved', 'stale_toleration', dict(learner=STARVED, collector=dict(wait_weights=6.0))),
+        ('starved', 'network', dict(learner=STARVED, collector=dict(append=6.0))),
+        ('samples', '--set prefetch=2', dict(learner=dict(sample=5.0, train=3.0))),
+        ('samples', 'raise store.prefetch .now 2', dict(learner=dict(sample=5.0, train=3.0), prefetch=2)),
+        ('ingest', 'middleware', dict(learner=dict(ingest=5.0, train=3.0))),
+        ('weights', 'weights_dtype', dict(learner=dict(publish=3.0, train=5.0))),
+        ('rest', 'profile', dict(learner=dict(train=2.0))),
+        ('checkpoints', 'max_overhead', dict(checkpoint_overhead=0.2)),
+        ('pace', 'train_ratio=free', dict(collector=dict(wait_learner=8.0))),
+        ('lost', 'Redis keeps its data', dict(lost=3)),
+        ('corrupt', 'memory', dict(corrupt=3)),
+    ],
+)
+def test_fault_is_named_with_its_fix(store, name, fix, fault):
+    found = answers(store, **fault)
+    assert name in found, found
+    assert re.search(fix, found[name].fix), found[name]
+
+
+def test_full_stream_names_the_setting(store):
+    store.register('experience', 'learner')
+    store.append('experience', {'text': 'x' * 2000}, {})
+    answer = answers(store)['stream']
+    assert 'max_pending_bytes=2000' in answer.fix
+    assert 'collectors will wait' in answer.found
+
+
+def test_full_stream_names_a_reader_that_does_not_read(store):
+    for reader in ('learner', 'recorder'):
+        store.register('experience', reader)
+    store.append('experience', {'text': 'x' * 2000}, {})
+    assert 'start reader recorder again, or drop it' in answers(store)['stream'].fix
+
+
+def test_dead_members_are_named_with_their_reason(store):
+    report(store, 'collector', {}, 5.0, 1.0, node_id=9, state='failed')
+    assert 'collector (node 9, pid' in answers(store)['died'].found
+    assert 'failed 0s ago: as told' in answers(store)['died'].found
+
+
+def test_learner_that_does_not_report_is_named(store):
+    report(store, 'learner', LEARNER, 5.0, 1.0, **FIGURES)
+    look = Look(store)
+    look.read(0.0)
+    found = {answer.name: answer for answer in why_slow(look.read(0.0))}
+    assert 'the learner hangs' in found['learner'].fix
+
+
+def test_run_without_a_learner_or_with_an_end_says_so(store):
+    (answer,) = why_slow(Look(store).read(0.0))
+    assert 'no learner has reported, and no process' in answer.found
+    store.put('finish', {'reason': 'enough', 'failed': False}, {})
+    (answer,) = why_slow(Look(store).read(0.0))
+    assert answer.found == 'it has ended: enough'
+
+
+def test_doctor_of_a_run_prints_findings(redis_server, capsys, monkeypatch):
+    monkeypatch.setattr('ding_store.launch.slow.MEASURE_S', 0.0)
+    with open_store(redis_server.url, run='slow-run', stream_options=STREAM_OPTIONS) as store:
+        report(store, 'learner', LEARNER, 5.0, 1.0, lost=2, **FIGURES)
+        arguments = ['doctor', '--store', redis_server.url, '--run', 'slow-run']
+        assert cli.main(arguments) == 1
+        assert '2 chunks of experience were lost' in capsys.readouterr().out
+        assert cli.main([*arguments, '--json']) == 1
+        assert {'name', 'status', 'found', 'fix'} == set(json.loads(capsys.readouterr().out)[0])
+        assert cli.main([*arguments[:-1], 'none']) == 2
+        store.retire()
+
+
+def test_time_spent_has_parts_and_the_part_that_runs_now():
+    spent = TimeSpent()
+    with spent.measure('train'):
+        inside = spent.figures()
+    after = spent.figures()
+    assert 0 <= inside['train_s'] <= after['train_s'] <= after['up_s']
+    with spent.measure('train'):
+        pass
+    assert spent.figures()['train_s'] >= after['train_s']
