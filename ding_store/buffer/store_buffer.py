@@ -409,7 +409,7 @@ class StoreBuffer(Buffer):
     @property
     def num_bytes(self) -> Optional[int]:
         """The bytes of the rows that the buffer holds. None if the elements are not in columns."""
-        return None if self.schema is None else len(self.table) * self.table.row_bytes
+        return None if self.schema is None else self.table.columns.num_bytes(len(self.table))
 
     def resize(self, size: int) -> None:
         """

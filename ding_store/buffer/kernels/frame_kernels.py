@@ -137,7 +137,8 @@ def intern(
         - refs (:obj:`np.ndarray`): Receives the frame numbers.
         - start (:obj:`int`): The first frame to look at.
     Returns:
-        - end (:obj:`int`): The number of frames that are done. If not all, the table must grow first, or the pool is full.
+        - end (:obj:`int`): The number of frames that are done. If not all, the pool is full, or the table must grow
+          first.
     """
     mask = table.shape[0] - 1
     for i in range(start, refs.shape[0]):

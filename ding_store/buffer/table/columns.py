@@ -125,6 +125,14 @@ class TableColumns:
         """Bytes of one row, as if it shared no frames."""
         return self._layout.row_bytes
 
+    def num_bytes(self, num_rows: int) -> int:
+        """Return the bytes of so many rows, with each shared frame once."""
+        layout = self._layout
+        if not layout.shared:
+            return num_rows * layout.row_bytes
+        stored = sum(column.stored_bytes for column in layout.columns.values())
+        return num_rows * stored + sum(pool.num_bytes for pool in layout.pools)
+
     @property
     def has_files(self) -> bool:
         """True if forked processes share the contents of the columns."""

@@ -177,6 +177,8 @@ class SharedColumn(Column):
     def by_step(self) -> Column:
         num_steps, *shape = self.shape
         dtype = self.shared.spec[0]
+        if self.shared.num_frames % num_steps:
+            return StepsOfFrames(self, num_steps)
         step = self.shared._replace(spec=(dtype, tuple(shape)), num_frames=self.shared.num_frames // num_steps)
         return SharedColumn(self.stored.reshape(-1, step.num_frames), step, self.encoding is not None)
 
@@ -204,6 +206,29 @@ class SharedColumn(Column):
 
     def _numbers(self, slots: Array) -> Array:
         return self.stored.take(slots, 0, None, 'clip').reshape(-1).astype(np.int64)
+
+
+class StepsOfFrames(SharedColumn):
+    """
+    Overview:
+        The steps of a column of sequences that are one frame each. It is indexed by slot times ``num_steps`` plus step.
+    Arguments:
+        - column (:obj:`SharedColumn`): The column of sequences.
+        - num_steps (:obj:`int`): Steps of a sequence.
+    """
+
+    __slots__ = ('_num_steps',)
+
+    def __init__(self, column: SharedColumn, num_steps: int) -> None:
+        super().__init__(column.stored, column.shared, column.encoding is not None)
+        self._num_steps, self._frames = num_steps, self._frames.by_step()
+        self.shape, self.row_bytes = self.shape[1:], self.row_bytes // num_steps
+
+    def __len__(self) -> int:
+        return len(self.stored) * self._num_steps
+
+    def _numbers(self, slots: Array) -> Array:
+        return super()._numbers(slots // self._num_steps) * self._num_steps + slots % self._num_steps
 
 
 def is_run(slots: Array) -> bool:
