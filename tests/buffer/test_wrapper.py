@@ -256,7 +256,7 @@ def test_wrapper_logs_its_figures() -> None:
         'store/replay_bytes',
         'store/samples_per_insert',
     }
-    assert ('store/samples_per_insert', 4 * 21 / buffer.push_count, 20) in buffer._tb_logger.scalars
+    assert ('store/samples_per_insert', 4 * 21 / buffer.push_count, 20) in logger.scalars
     buffer.close()
 
 

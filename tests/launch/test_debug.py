@@ -78,7 +78,8 @@ def test_role_under_debug_stops_in_pdb_and_goes_on(tmp_path):
     finally:
         terminal.end()
     assert 'finished:' in terminal.text
-    assert os.listdir(tmp_path / '.ding_store' / 'r' / 'logs') == ['collector-2.log']
+    logs = tmp_path / '.ding_store' / 'r' / 'logs'
+    assert [path.name for path in logs.glob('*.log')] == ['collector-2.log']
 
 
 @pytest.mark.parametrize(('debug', 'seen'), [(True, "'the value is 3'"), (False, '')])
