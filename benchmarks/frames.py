@@ -86,6 +86,8 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         'not shared': lambda: Ours(num_rows, False),
         'cpprb, 1-step': lambda: Cpprb(num_rows),
     }
+    # Once with few rows, so that imports and compiled code do not count as memory of the rows.
+    _measure(lambda: Ours(1000, 'auto'), levels, 1000, 0.01)
     for name, make in kinds.items():
         say(f'{game}: {name}')
         try:

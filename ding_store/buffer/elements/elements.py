@@ -268,6 +268,7 @@ class Elements:
         except BaseException:
             self.store.give_back()
             raise
+        self.table.shape.judge_sharing()
         return np.arange(rows[-1] + 1 - num_rows, rows[-1] + 1) if skipped else rows, slots
 
     def _kept_rows(self, num_rows: int) -> Array:

@@ -1,0 +1,79 @@
+"""Buffers that find out by themselves which frames to share, and when to stop."""
+
+import logging
+from typing import Any, Dict, List
+
+import numpy as np
+import pytest
+import torch
+
+from ding_store.buffer import Prioritized, StoreBuffer, limited
+from ding_store.errors import ConfigError
+
+FRAMES = np.random.default_rng(0).integers(0, 256, (1300, 32, 32), np.uint8)
+
+
+def row(i: int, step: int = 1) -> Dict[str, torch.Tensor]:
+    """A row whose stack has two frames. With a step of 1, the next row has one of them as well."""
+    obs = torch.from_numpy(FRAMES[i * step : i * step + 2].copy())
+    return {'obs': obs, 'number': torch.tensor([i])}
+
+
+def push(buffer: StoreBuffer, rows: List[Any]) -> None:
+    for each in rows:
+        buffer.push(each)
+
+
+def push_together(buffer: StoreBuffer, rows: List[Any]) -> None:
+    for start in range(0, len(rows), 100):
+        buffer.extend_elements(rows[start : start + 100])
+
+
+def push_columns(buffer: StoreBuffer, rows: List[Any]) -> None:
+    for start in range(0, len(rows), 100):
+        part = rows[start : start + 100]
+        buffer.extend({name: torch.stack([each[name] for each in part]).numpy() for name in ('obs', 'number')})
+
+
+@pytest.mark.parametrize('add', [push, push_together, push_columns])
+def test_frames_that_do_not_recur_are_stored_as_they_are(add: Any, caplog: pytest.LogCaptureFixture) -> None:
+    buffer = StoreBuffer(1200)
+    rows = [row(i, step=2) for i in range(600)]
+    with caplog.at_level(logging.INFO):
+        add(buffer, rows)
+        assert list(buffer.table.columns.shared) == ['obs']
+        # 1,000 rows with two frames each, of which hardly one recurs.
+        add(buffer, [{**each, 'obs': each['obs'] ^ 255} for each in rows[:500]])
+    assert list(buffer.table.columns.shared) == []
+    assert "column 'obs' shares no frames from now on" in caplog.text
+    assert buffer.check() == []
+    items = list(buffer)
+    assert torch.equal(items[3].data['obs'], rows[3]['obs'])
+    assert torch.equal(items[1003].data['obs'], rows[403]['obs'] ^ 255)
+
+
+def test_shared_frames_give_the_same_draws_as_without() -> None:
+    batches = []
+    for share_frames in ('auto', False):
+        sampler = limited(Prioritized(seed=1), max_times_sampled=3)
+        buffer = StoreBuffer(100, sampler=sampler, share_frames=share_frames)
+        push(buffer, [row(i) for i in range(150)])
+        buffer.update('120', row(7))
+        for _ in range(6):
+            batch = buffer.sample_batch(16)
+            buffer.update_priorities(batch.rows, np.linspace(0.1, 2.0, 16))
+            batches.append((share_frames, batch.rows.tolist(), batch.data.obs.numpy().copy(), batch.weights.copy()))
+    for shared, plain in zip(batches[:6], batches[6:]):
+        assert shared[1] == plain[1]
+        assert np.array_equal(shared[2], plain[2])
+        assert np.array_equal(shared[3], plain[3])
+
+
+def test_shared_frames_are_off_on_demand_and_with_a_path(tmp_path: Any) -> None:
+    for options in ({'share_frames': False}, {'path': str(tmp_path / 'table')}):
+        buffer = StoreBuffer(10, **options)
+        push(buffer, [row(i) for i in range(5)])
+        assert dict(buffer.table.columns.shared) == {}
+        buffer.close()
+    with pytest.raises(ConfigError, match=r"share_frames \(True\) must be 'auto' or False"):
+        StoreBuffer(10, share_frames=True)
