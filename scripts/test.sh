@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Set up what the tests need and run them, three files at a time (-n 0: one test after the other, for --pdb and the like).
+# Set up what the tests need and run them, two files at a time (-n 0: one test after the other, for --pdb and the like).
 # Arguments go to pytest; paths among them start at the checkout's root.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -13,4 +13,4 @@ export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 export PATH="$VENV/bin:$PATH"
 cd "$ROOT"
 # A file's tests stay together: they share what is made once per module. Files in their order, which ends with short ones.
-exec "$PYTHON" -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 --durations-min=5 "$@"
+exec "$PYTHON" -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25 --durations-min=5 "$@"
