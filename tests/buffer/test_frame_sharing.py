@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ding_store.buffer import Prioritized, StoreBuffer, limited
+from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
 from ding_store.errors import ConfigError
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (1300, 32, 32), np.uint8)
@@ -77,3 +77,18 @@ def test_shared_frames_are_off_on_demand_and_with_a_path(tmp_path: Any) -> None:
         buffer.close()
     with pytest.raises(ConfigError, match=r"share_frames \(True\) must be 'auto' or False"):
         StoreBuffer(10, share_frames=True)
+
+
+def test_column_that_becomes_wider_gives_up_its_frames() -> None:
+    spec = np.dtype(np.float32), (32, 32)
+    table = Table({'obs': spec, 'next_obs': spec}, 20, share_frames=True)
+    values = FRAMES[:60].astype(np.float32)
+    table.extend({'obs': values[:15], 'next_obs': values[1:16]})
+    table.shape.add_columns({}, wider={'obs': (np.dtype(np.float64), (32, 32))})
+    assert list(table.columns.shared) == ['next_obs']
+    assert table.check() == []
+    table.extend({'obs': values[15:55].astype(np.float64), 'next_obs': values[16:56]})
+    assert table.check() == []
+    newest = table.gather(table.rows_by_age()[-1:])
+    assert np.array_equal(newest['obs'][0], values[54])
+    assert np.array_equal(newest['next_obs'][0], values[55])

@@ -105,6 +105,8 @@ class TableShape:
                         self._reads.repeat()
                     for replace in replaces:
                         replace()
+                    if replaces:
+                        self._columns.recount(self._index.live_slots)
                     self._durability.describe(info)
                     added()
                 done[:] = [True]
