@@ -284,18 +284,22 @@ class Chaos:
 
     def flush_before_close(self) -> None:
         """Flush the server while the readers are stopped, so that writers close with entries that no reader has."""
+        self.wait('the server is flushed', self.flush_without_readers)
+
+    def flush_without_readers(self) -> bool:
+        """Stop the readers, and flush the server when every writer has appended since. Return False if it did not."""
         self.wait('no reader comes or goes', lambda: all(one.is_at_work or one.has_ended for one in self.readers))
         self.signal(self.readers, signal.SIGSTOP)
-        self.changed_at = time.monotonic()  # from now on every writer must append an entry
-
-        def is_flushed() -> bool:
+        self.changed_at = stopped_at = time.monotonic()  # from now on every writer must append an entry
+        while time.monotonic() < stopped_at + 5.0:
+            self.step()
             self.signal(self.writers, signal.SIGSTOP)  # otherwise each would append more before it closes
-            is_done = self.happens('flush_server')
-            if not is_done:
-                self.signal(self.writers, signal.SIGCONT)
-            return is_done
-
-        self.wait('the server is flushed', is_flushed)
+            if self.happens('flush_server'):
+                return True
+            self.signal(self.writers, signal.SIGCONT)
+        self.signal(self.readers, signal.SIGCONT)  # The stream may be full, and stopped readers make no room.
+        self.wait('writers append', lambda: not self.waiting_writers())
+        return False
 
     def signal(self, children: List[Child], number: int) -> None:
         for child in children:
@@ -357,10 +361,13 @@ class Chaos:
     def soon(self, action: Callable[[], Any]) -> None:
         self.later.append((time.monotonic() + self.chance.uniform(0.0, 2.0), action))
 
+    def waiting_writers(self) -> List[Child]:
+        """Return the writers that got no reply since the server lost entries, or a reader came or went."""
+        heard = [(one, one.books['confirmed'][-1:]) for one in self.writers if one.is_alive]
+        return [one for one, last in heard if not (last and last[0][1] > self.changed_at)]
+
     def need_settled(self) -> None:
-        """Raise NotNow unless every writer got a reply since the server lost entries, or a reader came or went."""
-        heard = [one.books['confirmed'][-1:] for one in self.writers if one.is_alive]
-        if not all(last and last[0][1] > self.changed_at for last in heard):
+        if self.waiting_writers():
             raise NotNow
 
     def start_writer(self) -> None:

@@ -15,6 +15,7 @@ from ding_store.storage import open_store
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.memory.server import MemoryServer
 from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
@@ -89,6 +90,31 @@ def test_close_during_retire_resends_nothing(forgetful_server, monkeypatch):
         retire_after_check(monkeypatch, store, learner)
         store.close()
         assert learner.read(STREAM) == []
+
+
+def test_close_waits_for_a_thread_that_sends_lost_entries(monkeypatch):
+    is_lost, is_sending, is_closed = threading.Event(), threading.Event(), threading.Event()
+    append = MemoryServer.append
+
+    def slow_append(server, request):
+        if is_lost.is_set() and request.sequence:
+            is_sending.set()
+            is_closed.wait(0.2)  # Meanwhile the other thread closes the store.
+        return append(server, request)
+
+    monkeypatch.setattr(MemoryServer, 'append', slow_append)
+    with MemoryStore() as learner, ThreadPoolExecutor(1) as pool:
+        store = learner.another()
+        for number in range(4):
+            store.append(STREAM, {}, chunk(number))
+        learner.lose_memory()
+        is_lost.set()
+        sent = pool.submit(store.client.own_writer.check_stream, STREAM)
+        assert is_sending.wait(WAIT_S)
+        store.close()
+        is_closed.set()
+        sent.result(WAIT_S)
+        assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
 
 
 def test_flush_sends_remaining_entries_without_a_wait(redis_server):

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: After its own deadline, how often an append checks whether the holder of the lock waits for room.
 _LOOK_EVERY_S = 0.05
+#: Maximum time that ``close`` waits for the lock of a stream. Its holder may be sending entries that the server lost.
+_CLOSE_S = 5.0
 #: How many more streams, and how many seconds, before the writer looks which of its streams were deleted.
 SPARE_STREAMS = 64
 FORGET_EVERY_S = 3600.0
@@ -303,7 +305,7 @@ class Writer:
             outbox = stream_writer.outbox
             if len(outbox) and not is_away():
                 with suppress(StoreError):
-                    self._check(stream_writer)
+                    self._check(stream_writer, _CLOSE_S)
             if outbox.num_left:
                 logger.warning('closed with %d entries of %r not sent', outbox.num_left, outbox.stream)
             elif len(outbox) and not (is_kept or stream_writer.may_drop) and is_away():
