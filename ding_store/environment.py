@@ -76,6 +76,11 @@ def read_environment() -> Environment:
     return Environment(**{field: os.environ.get(name) or None for field, name in _NAMES.items()})
 
 
+def is_numba_disabled() -> bool:
+    """Return whether ``no_numba`` is set. Pushes and samples call this, so it reads one variable alone."""
+    return os.environ.get(ENV_NO_NUMBA, '0') not in ('', '0')
+
+
 def write_environment(environment: Environment, site: Optional[str] = None) -> None:
     """
     Overview:

@@ -9,7 +9,7 @@ import types
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol, TypeVar
 
-from ding_store.environment import read_environment
+from ding_store.environment import is_numba_disabled
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class Compiler(Protocol):
 
 def is_wanted() -> bool:
     """Return whether loops should be compiled if possible."""
-    return read_environment().no_numba in (None, '0')
+    return not is_numba_disabled()
 
 
 def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
