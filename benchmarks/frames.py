@@ -23,7 +23,10 @@ Columns = Dict[str, np.ndarray]
 
 
 class Ours:
-    """StoreBuffer with priorities."""
+    """StoreBuffer with priorities. Rows have frames of floats, as DI-engine's collectors make them."""
+
+    num_steps = NUM_STEPS
+    is_float = True
 
     def __init__(self, num_rows: int, share_frames: Any) -> None:
         from ding_store.buffer import Prioritized, StoreBuffer
@@ -40,8 +43,17 @@ class Ours:
         return self._buffer.sample_batch(BATCH)
 
 
+class OursOfBytes(Ours):
+    """StoreBuffer with priorities, whose rows have frames of bytes, as cpprb's have."""
+
+    is_float = False
+
+
 class Cpprb:
     """cpprb with ``stack_compress`` and ``next_of``. It does not check that frames are equal, and has 1-step rows."""
+
+    num_steps = 1
+    is_float = False
 
     def __init__(self, num_rows: int) -> None:
         import cpprb
@@ -84,7 +96,8 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
     kinds = {
         'shared': lambda: Ours(num_rows, 'auto'),
         'not shared': lambda: Ours(num_rows, False),
-        'cpprb, 1-step': lambda: Cpprb(num_rows),
+        'shared, bytes': lambda: OursOfBytes(num_rows, 'auto'),
+        'cpprb, 1-step, bytes': lambda: Cpprb(num_rows),
     }
     # Once with few rows, so that imports and compiled code do not count as memory of the rows.
     _measure(lambda: Ours(1000, 'auto'), levels, 1000, 0.01)
@@ -132,8 +145,7 @@ def rows_of(levels: np.ndarray, start: int, count: int, num_steps: int = NUM_STE
 def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> Dict[str, Any]:
     before = resident_bytes()
     buffer = make()
-    is_ours = isinstance(buffer, Ours)
-    options = {'num_steps': NUM_STEPS if is_ours else 1, 'is_float': is_ours}
+    options = {'num_steps': buffer.num_steps, 'is_float': buffer.is_float}
     for start in range(0, num_rows, BATCH):
         buffer.push_columns(rows_of(levels, start, min(BATCH, num_rows - start), **options))
     buffer.sample()
@@ -141,7 +153,7 @@ def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> D
     figures['sample_us'] = _median_us(timed(lambda i: buffer.sample(), budget_s))
     chunks = [rows_of(levels, start, BATCH, **options) for start in range(0, 16 * BATCH, BATCH)]
     figures['push_columns_us'] = _median_us(timed(lambda i: buffer.push_columns(chunks[i % 16]), budget_s))
-    if is_ours:
+    if isinstance(buffer, Ours):
         elements = [_element(chunk, i) for chunk in chunks[:4] for i in range(BATCH)]
         figures['push_us'] = _median_us(timed(lambda i: buffer.push(elements[i % len(elements)]), budget_s))
     return figures
@@ -160,14 +172,14 @@ def _median_us(calls: List[float]) -> float:
 def render(result: Dict[str, Any]) -> str:
     """Return a table of one game."""
     lines = [f'{result["game"]}: {result["rows"]:,} rows of {NUM_STEPS} steps, batch {BATCH}, prioritized']
-    lines.append(f'{"":16}{"bytes a row":>14}{"sample us":>12}{"push 64 us":>12}{"push us":>10}')
+    lines.append(f'{"":22}{"bytes a row":>14}{"sample us":>12}{"push 64 us":>12}{"push us":>10}')
     for name, figures in result['buffers'].items():
         if 'left_out' in figures:
-            lines.append(f'{name:16}left out: {figures["left_out"]}')
+            lines.append(f'{name:22}left out: {figures["left_out"]}')
             continue
         push = f'{figures["push_us"]:10,.0f}' if 'push_us' in figures else ''
         lines.append(
-            f'{name:16}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
+            f'{name:22}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
             f'{figures["push_columns_us"]:12,.0f}{push}'
         )
     return '\n'.join(lines)

@@ -85,6 +85,7 @@ def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
     )
 
 
+@pytest.mark.long
 def test_command_ends_when_its_config_is_written(tmp_path):
     """A container ends with its command: what is written later is lost. Formatting takes long on a busy machine."""
     run_hooked(
@@ -239,6 +240,7 @@ def test_end_report_names_buffers_not_on_the_store(tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_parts_of_a_pipeline_are_named_at_the_end(tmp_path):
     """A script with the flag makes them itself."""
     said = said_at_the_end(
@@ -253,6 +255,7 @@ def test_parts_of_a_pipeline_are_named_at_the_end(tmp_path):
     assert said == ['on the store: replay']
 
 
+@pytest.mark.long
 def test_end_report_of_a_command_without_the_store(tmp_path):
     (said,) = said_at_the_end('import ding.data', tmp_path)
     assert said.startswith('on the store: nothing of this command. It made no replay buffer')

@@ -411,6 +411,7 @@ def test_second_collector_whose_elements_differ_is_refused(tmp_path):
         run.wait_for(lambda: members(tmp_path, 'collector', 'failed'), 'word of the failed one')
 
 
+@pytest.mark.long
 def test_unmodified_example_under_ditask(tmp_path):
     ditask = [sys.executable, '-c', 'from ding.entry.cli_ditask import cli_ditask; cli_ditask()', '--package', '.']
     ditask += [
@@ -508,7 +509,7 @@ def test_join_of_an_unknown_run_starts_nothing(tmp_path):
     assert not Path(tmp_path, '.ding_store').exists()
 
 
-@pytest.mark.parametrize('victim', ['server_pid', 'supervisor_pid'])
+@pytest.mark.parametrize('victim', ['server_pid', pytest.param('supervisor_pid', marks=pytest.mark.long)])
 def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
     arguments, stop = ['run', '--run', 'r', '--roles', ROLES], tmp_path / 'stop'
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
@@ -521,7 +522,7 @@ def test_death_of_the_embedded_server_is_a_pause(tmp_path, victim):
         balanced(run.text)
 
 
-@pytest.mark.parametrize('plane', ['auto', 'off'])
+@pytest.mark.parametrize('plane', ['auto', pytest.param('off', marks=pytest.mark.long)])
 def test_memory_loss_of_the_server_is_a_pause(tmp_path, forgetful_server, plane):
     """Writers announce again, readers and members make themselves known again, and the books balance."""
     settings = f'store_options={{"host_plane": "{plane}"}}'

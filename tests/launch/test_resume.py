@@ -194,6 +194,7 @@ def assert_each_row_once_of(cwd, run):
         buffer.close()
 
 
+@pytest.mark.long
 def test_learner_that_fails_repeatedly_ends_the_run(tmp_path):
     script = tmp_path / 'main.py'
     script.write_text(

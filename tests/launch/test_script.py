@@ -177,6 +177,7 @@ def test_run_that_cannot_work_is_refused_before_the_start(tmp_path, script, argu
     assert not (tmp_path / '.ding_store').exists()
 
 
+@pytest.mark.long
 def test_gc_skips_objects_shared_with_the_launcher(tmp_path):
     code = (
         'import gc, os; from ding_store.launch.user_script import preload; preload()\n'

@@ -45,7 +45,8 @@ def iterations(log):
     return [int(n) for n in re.findall(r'checkpoint of iteration (\d+)', log)]
 
 
-@pytest.mark.parametrize('name', ['pong_r2d2', pytest.param('cartpole_ppo', marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize('name', ['pong_r2d2', 'cartpole_ppo'])
 def test_killed_learner_resumes_with_its_replay(tmp_path, name):
     need_extra_of(name)
     main, *options = arguments(name)

@@ -26,9 +26,9 @@ pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine
 #: With the flag off their mains are trained with another config.
 STORE_ALONE = ('qbert_dqn', 'pong_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
 #: Configs of a main that another config trains as well, by the same middleware.
-REPEATED = ('qbert_dqn', 'qbert_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
-#: With the flag off: a pipeline of each kind.
-SHORT_STOCK = ('cartpole_dqn', 'pong_r2d2', 'hopper_sac')
+REPEATED = ('cartpole_dqn_per', 'pong_dqn', 'qbert_dqn', 'qbert_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
+#: With the flag off: a pipeline of steps, and one of sequences.
+SHORT_STOCK = ('cartpole_dqn', 'pong_r2d2')
 RUNS = [f'{name}:store' for name in PIPELINES]
 RUNS += [f'{name}:stock' for name in PIPELINES if name not in STORE_ALONE]
 WORKERS = [

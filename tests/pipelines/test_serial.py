@@ -85,7 +85,7 @@ def run(config: str, iterations: int, change: Callable[[EasyDict], None], **stor
     return serial_pipeline((main, create), seed=0, max_train_iter=iterations)
 
 
-@pytest.mark.parametrize('prefetch', [0, 2])
+@pytest.mark.parametrize('prefetch', [pytest.param(0, marks=pytest.mark.long), 2])
 def test_serial_dqn_trains_with_priority(seen: Seen, prefetch: int) -> None:
     def small(main: EasyDict) -> None:
         main.policy.update(priority=True, priority_IS_weight=True)
@@ -127,7 +127,7 @@ def test_serial_impala_trains(seen: Seen) -> None:
     assert max(Counter(row for rows in seen.rows for row in rows).values()) <= 16
 
 
-@pytest.mark.parametrize('max_use', [1, 3])
+@pytest.mark.parametrize('max_use', [1, pytest.param(3, marks=pytest.mark.long)])
 def test_serial_impala_trains_from_a_queue(seen: Seen, max_use: int) -> None:
     def queue(main: EasyDict) -> None:
         main.policy.other.replay_buffer.update(sampler='fifo', max_use=max_use)
@@ -182,6 +182,7 @@ ding_store.enable(main_config, create_config)
 """
 
 
+@pytest.mark.long
 def test_serial_command_trains_with_and_without_the_flag(tmp_path: Path) -> None:
     (tmp_path / 'config.py').write_text(_CONFIG)
     command = [str(Path(sys.executable).parent / 'ding'), '-m', 'serial', '-c', 'config.py', '-s', '0']

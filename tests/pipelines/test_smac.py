@@ -155,6 +155,7 @@ def test_starcraft_without_the_game_is_refused(algorithm, tmp_path, monkeypatch)
     env.close()
 
 
+@pytest.mark.long
 def test_main_without_starcraft_ends_with_the_fix(tmp_path):
     need_extra('pysc2', 'smac')
     command = [sys.executable, '-u', str(ROOT / 'dizoo_configs' / 'smac' / 'smac_3s5z_qmix_main.py')]

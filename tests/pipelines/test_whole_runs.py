@@ -24,16 +24,17 @@ ENV_STEPS = {'pong_dqn': 200, 'hopper_sac': 120}
 
 
 @pytest.fixture(scope='module')
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of the runs of all pipelines whose environments are installed."""
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of the runs of all selected pipelines whose environments are installed."""
     directory = tmp_path_factory.mktemp('runs')
-    wanted = [f'{name}:{steps}' for name, steps in ENV_STEPS.items() if importlib.util.find_spec(PIPELINES[name][3])]
+    chosen = {item.callspec.params['name'] for item in request.session.items if item.module is request.module}
+    wanted = [f'{name}:{ENV_STEPS[name]}' for name in chosen if importlib.util.find_spec(PIPELINES[name][3])]
     command = [sys.executable, '-W', 'ignore', str(HERE / 'same_draws.py'), *wanted]
     subprocess.run(command, cwd=directory, env=environment(), check=True, timeout=400)
     return directory
 
 
-@pytest.mark.parametrize('name', ENV_STEPS)
+@pytest.mark.parametrize('name', ['pong_dqn', pytest.param('hopper_sac', marks=pytest.mark.long)])
 def test_same_draws_give_the_same_losses(name: str, runs: Path) -> None:
     _, _, extra, module = PIPELINES[name]
     need_extra(module, extra)
