@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.compression import GAMES, frames_of, needs
 from benchmarks.machine import busy_cores, others
 from benchmarks.paths import Columns, Element, OursOnWire, Outputs
-from benchmarks.tcp_server import tcp_server
+from ding_store.compare.tcp_server import tcp_server
 from benchmarks.workloads import Leaves, Workload
 from ding_store.buffer.table.encodings import Column, NarrowColumn
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns

@@ -12,7 +12,7 @@ import redis
 import torch
 
 from benchmarks.output import say, show
-from benchmarks.tcp_server import tcp_server
+from ding_store.compare.tcp_server import tcp_server
 from benchmarks.weights import measure, sizes_of, write_json
 from benchmarks.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
 from ding_store.errors import ConfigError, StoreError

@@ -288,7 +288,6 @@ TOUCH_VARIABLES: Dict[str, str] = {
 #: Modules that read the variables of ding_store -> the entry point that passes them on.
 READ_ENVIRONMENT: Dict[str, str] = {
     'cli.py': 'the command: defaults of its options',
-    'compiled/compiler.py': 'the switch for numba: loops are loaded without a config',
     'config.py': 'pipeline(), enable(): the config of a script',
     'doctor/__init__.py': 'the command: the run that may be opened',
     'hook/patches.py': 'the replaced parts: a script makes them without a config',

@@ -16,6 +16,7 @@ import numpy as np
 
 from ding_store.compare.rows import Row
 from ding_store.compare.scratch import memory_directory, scratch
+from ding_store.compare.tcp_server import tcp_server
 from ding_store.compare.units import PEERS
 from ding_store.compare.worker import ONE_THREAD, Effort, Worker, WorkerFailed, crashed, first_answer, hung
 
@@ -62,16 +63,17 @@ def _run(row: Row, title: str, num_collectors: int, effort: Effort) -> Dict[str,
         meetings = [os.path.join(directory, f'meeting{i}') for i in range(num_collectors)]
         for meeting in meetings:
             os.mkfifo(meeting)
-        options = dict(
-            row=row.name, elements=row.path, side=title, seconds=effort.seconds, out=str(out), meetings=meetings
-        )
-        run = _run_stock if title == 'stock' else _run_store
-        run(options, directory, effort.timeout_s)
+        options = dict(row=row.name, elements=row.path, seconds=effort.seconds, out=str(out), meetings=meetings)
+        if title == 'store':
+            _run_store({**options, 'side': 'store'}, directory, effort.timeout_s)
+        else:
+            with tcp_server() if title == 'queue' else contextlib.nullcontext() as port:
+                _run_stock({**options, 'side': 'stock', 'queue_port': port}, directory, effort.timeout_s)
         return dict(json.loads(out.read_text()))
 
 
 def _run_stock(options: Dict[str, Any], directory: str, timeout_s: float) -> None:
-    """Run the job in plain DI-engine: a process per node, joined by nng."""
+    """Run the job in plain DI-engine: a process per node, joined by nng, or by a Redis server at ``queue_port``."""
     log = Path(directory, 'log')
     with contextlib.ExitStack() as stack:
         workers = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 from ding_store.compare.units import PEERS, elements_text, number, seconds_text, size_text, times
 
-COLORS = {'stock': '#c77d3a', 'store': '#1f6f8b'}
+COLORS = {'stock': '#c77d3a', 'queue': '#e3bf94', 'store': '#1f6f8b'}
 BOUND, REQUIRED = '#1d2025', '#b3261e'
 #: Inches: width of a panel, height of a panel without its bars, of a group of bars, and of the lines above all panels.
 WIDTH, FRAME, GROUP, HEAD = 5.6, 0.9, 0.42, 0.5
@@ -40,7 +40,7 @@ def draw(result: Dict[str, Any], path: Path) -> None:
     heights = [FRAME + GROUP * max((panel.num_groups for panel in row), default=1) for row in rows]
     figure = Figure(figsize=(max(WIDTH * num_columns, 8.0), sum(heights) + HEAD), layout='constrained')
     figure.suptitle(_title(result), fontsize=8, x=0.01, ha='left')
-    figure.legend(handles=_legend(), loc='outside lower left', ncols=4, fontsize=8, frameon=False)
+    figure.legend(handles=_legend(result), loc='outside lower left', ncols=4, fontsize=8, frameon=False)
     axes = figure.subplots(len(rows), num_columns, squeeze=False, height_ratios=heights)
     for row, row_axes in zip(rows, axes):
         for panel, axis in zip(row, row_axes):
@@ -53,9 +53,20 @@ def draw(result: Dict[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _legend() -> List[Any]:
-    peers = [Patch(color=COLORS[side], label=name) for side, name in PEERS.items()]
+def _legend(result: Dict[str, Any]) -> List[Any]:
+    measured = {'stock', 'store', *_sides_in(result)}
+    peers = [Patch(color=COLORS[side], label=name) for side, name in PEERS.items() if side in measured]
     return [*peers, Line2D([], [], color=BOUND, label='bound'), Line2D([], [], color=REQUIRED, label='required')]
+
+
+def _sides_in(result: Any) -> Iterator[str]:
+    """Yield the names of the peers that any record of the result has."""
+    if isinstance(result, dict):
+        yield from result.get('sides', ())
+        result = list(result.values())
+    if isinstance(result, list):
+        for each in result:
+            yield from _sides_in(each)
 
 
 def _title(result: Dict[str, Any]) -> str:
@@ -87,7 +98,7 @@ def _bars(
         axis.set_xlim(min(known) / 2, max(known) * 6)
     else:
         axis.set_xlim(0, max(known, default=1.0) * 1.3)
-    left, height = axis.get_xlim()[0], 0.36
+    left, height = axis.get_xlim()[0], min(0.36, 0.72 / max(1, len(values)))
     for i, (side, each) in enumerate(values.items()):
         for place, value in enumerate(each):
             y = place + (i - (len(values) - 1) / 2) * height
@@ -118,14 +129,14 @@ def _at(marks: Values, place: int) -> List[float]:
 
 def _figures(sides: Sequence[Dict[str, Any]], name: str) -> Dict[str, List[Optional[float]]]:
     """Return each peer's values of a figure, with None where it has none."""
-    return {side: [each.get(side, {}).get(name) for each in sides] for side in PEERS}
+    return {side: [each.get(side, {}).get(name) for each in sides] for side in PEERS if any(side in s for s in sides)}
 
 
 def _single(result: Dict[str, Any]) -> List[Panel]:
     rows = [row for row in result['rows'].values() if row.get('single', {}).get('parts')]
     if not rows:
         return []
-    lowest = [{side: {'headroom': _lowest(row, side, 'headroom')} for side in PEERS} for row in rows]
+    lowest = [{side: {'headroom': _lowest(row, side, 'headroom')} for side in ('stock', 'store')} for row in rows]
     names = [f'{row["name"]}\n{elements_text(row, max(p["length"] for p in row["single"]["parts"]))}' for row in rows]
     bounds = [_lowest(row, 'store', 'bound_headroom') for row in rows]
     title = 'One process: headroom over the job'
@@ -165,7 +176,7 @@ def _training(result: Dict[str, Any]) -> List[Panel]:
             base = part['sides'].get('stock', {}).get('iters_per_s')
             if base:
                 names.append(row['name'])
-                rates = {side: part['sides'].get(side, {}).get('iters_per_s') for side in PEERS}
+                rates = {side: each.get('iters_per_s') for side, each in part['sides'].items()}
                 found.append({side: {'rate': rate, 'ratio': rate and rate / base} for side, rate in rates.items()})
     if not names:
         return []

@@ -120,7 +120,8 @@ def main(options: Dict[str, Any]) -> None:
             side.fill(row.columns(2))
             task.use(parts.data_pusher(cfg, side.buffer))
             task.use(Consume(side, options['seconds'], options['out']))
-            address = task.router._mq.listen_to if options['side'] == 'stock' else ''
+            is_dialled = options['side'] == 'stock' and options['queue_port'] is None
+            address = task.router._mq.listen_to if is_dialled else ''
             for meeting in options['meetings']:
                 Path(meeting).write_text(address)
         else:
@@ -146,10 +147,13 @@ class StockNode:
             os.dup2(descriptor, stream)
 
     def run(self) -> None:
-        meetings = self._options['meetings']
-        attach_to = [Path(meetings[self._node_id - 1]).read_text()] if self._node_id else None
-        runner = parallel.Parallel.runner(1, attach_to=attach_to, topology='alone', node_ids=[self._node_id])
-        runner(main, self._options)
+        meetings, port = self._options['meetings'], self._options['queue_port']
+        address = Path(meetings[self._node_id - 1]).read_text() if self._node_id else ''
+        if port is None:
+            words: Dict[str, Any] = dict(topology='alone', attach_to=[address] if address else None)
+        else:
+            words = dict(mq_type='redis', redis_host='127.0.0.1', redis_port=port)
+        parallel.Parallel.runner(1, node_ids=[self._node_id], **words)(main, self._options)
 
 
 if __name__ == '__main__':

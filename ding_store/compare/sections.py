@@ -23,6 +23,8 @@ Say = Callable[[str], None]
 Settings = Dict[str, Any]
 
 TITLES = ['stock', 'store']
+#: Across processes also with DI-engine's message queue in Redis (``ditask --mq-type redis``).
+ACROSS_TITLES = ['stock', 'queue', 'store']
 NUM_COLLECTORS = 2
 LENGTHS = [1_000, 10_000, 100_000, 400_000]
 SIZES = [1_000, 10_000, 100_000, 1_000_000]
@@ -127,7 +129,7 @@ def processes(row: Row, settings: Settings, say: Say) -> Dict[str, Any]:
 def _across(row: Row, num_collectors: int, settings: Settings, say: Say) -> Dict[str, Any]:
     effort = _effort(settings)
     longer = effort._replace(repeats=max(1, effort.repeats // 2), seconds=3 * effort.seconds)
-    sides = across(row, num_collectors, TITLES, longer, say)
+    sides = across(row, num_collectors, ACROSS_TITLES, longer, say)
     say('memory copies of the learner')
     bound = bound_headroom(row, effort)
     return {'num_collectors': num_collectors, **_elements(row), 'bound_headroom': bound, 'sides': sides}

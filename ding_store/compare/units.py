@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Optional
 
 #: Name of a peer in records -> its name in tables and figures.
-PEERS = {'stock': 'DI-engine', 'store': 'ding_store'}
+PEERS = {'stock': 'DI-engine', 'queue': 'DI-engine, Redis queue', 'store': 'ding_store'}
 
 
 def size_text(num_bytes: float) -> str:

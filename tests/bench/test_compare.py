@@ -87,7 +87,7 @@ def check_side(figures, adds_per_s, samples_per_s):
     assert 0 < figures['headroom'] < most
 
 
-@pytest.mark.parametrize('side', ['stock', 'store'])
+@pytest.mark.parametrize('side', ['stock', 'queue', 'store'])
 @pytest.mark.long
 def test_compare_across_processes_measures_both_rates(side):
     figures = across(row('masac'), 1, [side], Effort(1, 0.1, 120.0), lambda text: None)[side]

@@ -10,7 +10,6 @@ import pytest
 from jobs import benchmark, environment
 
 from benchmarks import compression, torchrl_redis, transport
-from benchmarks.tcp_server import tcp_server
 from benchmarks.torchrl_redis import (
     ELEMENTS,
     RANDOM,
@@ -22,6 +21,7 @@ from benchmarks.torchrl_redis import (
     lacking,
     render_torchrl,
 )
+from ding_store.compare.tcp_server import tcp_server
 from ding_store.errors import ConfigError
 
 

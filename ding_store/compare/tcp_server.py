@@ -1,4 +1,4 @@
-"""A redis-server on TCP for one benchmark."""
+"""A redis-server on TCP for one measurement."""
 
 from __future__ import annotations
 
