@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -17,6 +18,8 @@ from ding_store.errors import ConfigError
 #: Steps of a row, as in the DQN configs.
 NUM_STEPS = 3
 BATCH = 64
+#: Pushes of a batch that are timed. Then 16 times as many rows are pushed one by one.
+NUM_PUSHES = 100
 GAMES = ('pong', 'qbert', 'space_invaders')
 
 Columns = Dict[str, np.ndarray]
@@ -91,7 +94,7 @@ def main(games: Optional[str], num_rows: int, budget_s: float, json_path: Option
 def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
     """Return the figures of all buffers, each of which is filled with the same rows of a game."""
     say(f'{game}: playing')
-    levels = np.stack(list(played(game, num_rows + NUM_STEPS + 4)))
+    levels = np.stack(list(played(game, num_rows + NUM_PUSHES * (BATCH + 16) + NUM_STEPS + 4)))
     result: Dict[str, Any] = {'game': game, 'rows': num_rows, 'buffers': {}}
     kinds = {
         'shared': lambda: Ours(num_rows, 'auto'),
@@ -151,12 +154,25 @@ def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> D
     buffer.sample()
     figures: Dict[str, Any] = {'bytes_per_row': (resident_bytes() - before) / num_rows}
     figures['sample_us'] = _median_us(timed(lambda i: buffer.sample(), budget_s))
-    chunks = [rows_of(levels, start, BATCH, **options) for start in range(0, 16 * BATCH, BATCH)]
-    figures['push_columns_us'] = _median_us(timed(lambda i: buffer.push_columns(chunks[i % 16]), budget_s))
+    # Play goes on: a row that was pushed before would have no new frame.
+    starts = range(num_rows, num_rows + NUM_PUSHES * BATCH, BATCH)
+    chunks = (rows_of(levels, start, BATCH, **options) for start in starts)
+    figures['push_columns_us'] = _median_us(_times(buffer.push_columns, chunks))
     if isinstance(buffer, Ours):
-        elements = [_element(chunk, i) for chunk in chunks[:4] for i in range(BATCH)]
-        figures['push_us'] = _median_us(timed(lambda i: buffer.push(elements[i % len(elements)]), budget_s))
+        rest = range(starts.stop, len(levels) - NUM_STEPS - 4)
+        elements = (_element(rows_of(levels, start, 1, **options), 0) for start in rest)
+        figures['push_us'] = _median_us(_times(buffer.push, elements))
     return figures
+
+
+def _times(push: Callable[[Any], None], rows: Iterable[Any]) -> List[float]:
+    """Return the seconds that each push took, without the time to make its rows."""
+    times = []
+    for each in rows:
+        begin = time.perf_counter()
+        push(each)
+        times.append(time.perf_counter() - begin)
+    return times
 
 
 def _element(columns: Columns, i: int) -> Any:

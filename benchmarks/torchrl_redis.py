@@ -11,10 +11,10 @@ import numpy as np
 from benchmarks.compression import GAMES, frames_of, needs
 from benchmarks.machine import busy_cores, others
 from benchmarks.paths import Columns, Element, OursOnWire, Outputs
-from ding_store.compare.tcp_server import tcp_server
 from benchmarks.workloads import Leaves, Workload
 from ding_store.buffer.table.encodings import Column, NarrowColumn
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns
+from ding_store.compare.tcp_server import tcp_server
 from ding_store.compare.units import size_text
 from ding_store.storage import open_store
 from ding_store.storage.encoding.compression import AUTO, CODECS

@@ -12,9 +12,9 @@ import redis
 import torch
 
 from benchmarks.output import say, show
-from ding_store.compare.tcp_server import tcp_server
 from benchmarks.weights import measure, sizes_of, write_json
 from benchmarks.weights_ways import LIMIT_S, NUM_TENSORS, Ours, Way
+from ding_store.compare.tcp_server import tcp_server
 from ding_store.errors import ConfigError, StoreError
 from ding_store.storage import open_store
 

@@ -142,7 +142,8 @@ class Store(Side):
     def fill(self, source: Columns) -> None:
         from ding_store.buffer import StoreBuffer
 
-        self.buffer = StoreBuffer(self.length, sampler=sampler_of(self.row), seed=0)
+        # The same elements come again and again, so all frames would be shared, as in no real replay.
+        self.buffer = StoreBuffer(self.length, sampler=sampler_of(self.row), seed=0, share_frames=False)
         for columns in chunks(self.row, self.length):
             self.buffer.extend_elements(elements_of(self.row, columns))
         # StoreBuffer copies elements: a few are enough, if they have more bytes than any cache.

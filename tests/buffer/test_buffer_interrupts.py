@@ -476,7 +476,8 @@ def test_buffer_interrupted_anywhere_stays_whole(
     if kind.has_files:
         monkeypatch.setattr(free_space, 'available_memory', lambda: 0)
     if kind.shares_frames:
-        monkeypatch.setattr(frame_sharing, 'MIN_BYTES', 1)  # All columns of numbers of one dtype share their values.
+        for limit in ('MIN_BYTES', 'MIN_LEAF_BYTES'):  # All columns of numbers of one dtype share their values.
+            monkeypatch.setattr(frame_sharing, limit, 1)
     if loops == 'numpy':
         monkeypatch.setenv('DING_STORE_NO_NUMBA', '1')
     check_interrupted(kind, operation, tmp_path, FILES, NUM_PLACES)

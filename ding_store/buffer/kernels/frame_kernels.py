@@ -13,7 +13,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.compiled.cache_lines import copy_bytes, prefetch_early
 
 _HASHES, _INTS, _STATE = 'uint64[::1]', 'int32[::1]', 'int64[::1]'
-INTERN = f'int64(int64, int64, int64, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE}, uint64, {_INTS}, int64)'
+INTERN = f'int64(int64, int64, int64, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE}, uint64, int64, {_INTS}, int64)'
 RELEASE = f'void({_INTS}, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE})'
 INDEX = f'void({_INTS}, {_HASHES}, {_INTS})'
 
@@ -120,6 +120,7 @@ def intern(
     free: Array,
     state: Array,
     hash_mask: int,
+    lag: int,
     refs: Array,
     start: int,
 ) -> int:
@@ -134,6 +135,7 @@ def intern(
         - table (:obj:`np.ndarray`): Hash table with linear probing: frame number plus one, or 0. A power of two.
         - free (:obj:`np.ndarray`): Stack of free frames below ``state[NUM_EVER]``.
         - hash_mask (:obj:`int`): Bits of the hash that are used, for tests of collisions.
+        - lag (:obj:`int`): A frame probably equals that so many places before it. It is then not hashed. 0: no guess.
         - refs (:obj:`np.ndarray`): Receives the frame numbers.
         - start (:obj:`int`): The first frame to look at.
     Returns:
@@ -147,6 +149,12 @@ def intern(
         given = source + i * num_bytes
         for line in range(_NUM_LINES):
             prefetch_early(given + num_bytes + line * _LINE)
+        if 0 < lag <= i:
+            frame = np.int64(refs[i - lag])
+            if _are_equal(frames + frame * num_bytes, given, num_bytes):
+                counts[frame] += 1
+                refs[i] = frame
+                continue
         value = _hash(given, num_bytes) & hash_mask
         place = np.int64(value) & mask
         while True:

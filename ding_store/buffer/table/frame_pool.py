@@ -69,12 +69,13 @@ class FramePool:
         """The bytes of all frames that have references."""
         return self.num_used * self._frame_bytes
 
-    def intern(self, frames: Array) -> Array:
+    def intern(self, frames: Array, lag: int = 0) -> Array:
         """
         Overview:
             Find frames, or add them. Each is counted once more.
         Arguments:
             - frames (:obj:`np.ndarray`): ``(n, *shape)``, of the pool's dtype.
+            - lag (:obj:`int`): A frame probably equals that so many places before it. A right guess saves its hash.
         Returns:
             - numbers (:obj:`np.ndarray`): ``(n,)``, int32.
         Raises:
@@ -90,7 +91,7 @@ class FramePool:
         addresses = frames.ctypes.data, self._frame_bytes, self._address
         while True:
             known = self._hashes, self._counts, self._table, self._free, self._state
-            done = self._kernels.intern(*addresses, *known, self._hash_mask, numbers, done)
+            done = self._kernels.intern(*addresses, *known, self._hash_mask, lag, numbers, done)
             if done == num_frames:
                 return numbers
             self._check_room()

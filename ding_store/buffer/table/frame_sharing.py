@@ -13,8 +13,11 @@ from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 
-#: Smaller frames are not shared: their references and hashes would take more than the gain.
+#: Smaller frames of stacks are not shared: their references and hashes would take more than the gain.
 MIN_BYTES = 1024
+#: Smaller leaves that recur as a whole are not shared: that halves their memory at best, and a push takes three times as
+#: long.
+MIN_LEAF_BYTES = 4096
 #: Sharing is given up if rows have fewer frames per frame in memory than this, judged after so many rows.
 MIN_RATIO, JUDGED_ROWS = 1.5, 1000
 
@@ -50,13 +53,22 @@ class Shared(NamedTuple):
         """The dtype and shape of the references of one row."""
         return _REFERENCE, (self.num_frames,)
 
+    @property
+    def lag(self) -> int:
+        """
+        The distance of a frame from the equal one of the step before. Each step's stack is that of the step before,
+        moved by one frame.
+        """
+        shape = self.spec[1][: len(self.spec[1]) - len(self.pool.frames.shape[1:])]
+        return shape[-1] - 1 if shape else 0
+
     def as_frames(self, values: Array) -> Array:
         """Return values ``(n, *shape)`` as frames ``(n * num_frames, *frame shape)``."""
         return values.reshape(len(values) * self.num_frames, *self.pool.frames.shape[1:])
 
     def intern(self, values: Array) -> Array:
         """Return references ``(n, num_frames)`` to the frames of values ``(n, *shape)``, each counted once more."""
-        return self.pool.intern(self.as_frames(values)).reshape(len(values), self.num_frames)
+        return self.pool.intern(self.as_frames(values), self.lag).reshape(len(values), self.num_frames)
 
 
 class FrameListener(RowListener):
@@ -94,7 +106,11 @@ def shared_columns(specs: Mapping[str, ColumnSpec], capacity: int) -> Dict[str, 
         - capacity (:obj:`int`): The number of rows.
     """
     found = {name: frame_of(spec) for name, spec in specs.items()}
-    frames = {name: each for name, each in found.items() if spec_bytes(each[1]) >= MIN_BYTES}
+    frames = {
+        name: (number, spec)
+        for name, (number, spec) in found.items()
+        if spec_bytes(spec) >= (MIN_BYTES if number > 1 else MIN_LEAF_BYTES)
+    }
     num_frames: Counter[ColumnSpec] = Counter()
     for number, spec in frames.values():
         num_frames[spec] += number
