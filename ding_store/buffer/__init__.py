@@ -3,6 +3,7 @@
 from ding_store.buffer.config_pipeline.wrapper import StoreBufferWrapper
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.lifo import Lifo
 from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
@@ -15,6 +16,7 @@ from ding_store.buffer.table.table import Table
 __all__ = [
     'Batch',
     'Fifo',
+    'Lifo',
     'Limited',
     'Prioritized',
     'RankPrioritized',
