@@ -3,6 +3,7 @@
 from ding_store.buffer.config_pipeline.wrapper import StoreBufferWrapper
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.heaps import MaxHeap, MinHeap
 from ding_store.buffer.samplers.lifo import Lifo
 from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.prioritized import Prioritized, mixed_priority
@@ -18,6 +19,8 @@ __all__ = [
     'Fifo',
     'Lifo',
     'Limited',
+    'MaxHeap',
+    'MinHeap',
     'Prioritized',
     'RankPrioritized',
     'RateLimiter',
