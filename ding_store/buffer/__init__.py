@@ -9,6 +9,7 @@ from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.prioritized import Prioritized, mixed_priority
 from ding_store.buffer.samplers.rank_prioritized import RankPrioritized
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.shuffled import Shuffled
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
@@ -26,6 +27,7 @@ __all__ = [
     'RateLimiter',
     'Sampler',
     'SequencePrioritized',
+    'Shuffled',
     'StoreBuffer',
     'StoreBufferWrapper',
     'Table',
