@@ -3,6 +3,7 @@
 from ding_store.buffer.config_pipeline.wrapper import StoreBufferWrapper
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.fresh import Fresh
 from ding_store.buffer.samplers.heaps import MaxHeap, MinHeap
 from ding_store.buffer.samplers.lifo import Lifo
 from ding_store.buffer.samplers.limited import Limited, limited
@@ -18,6 +19,7 @@ from ding_store.buffer.table.table import Table
 __all__ = [
     'Batch',
     'Fifo',
+    'Fresh',
     'Lifo',
     'Limited',
     'MaxHeap',
