@@ -14,6 +14,7 @@ from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
 from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.patches import patch_columns, patched_rows
 from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.inserts import Inserts
 from ding_store.buffer.samplers.base import Sampler, priorities_of
@@ -361,6 +362,30 @@ class StoreBuffer(Buffer):
             - SchemaMismatch: The data differ from the other elements. Nothing changed.
         """
         return self._elements.update(to_row(index), data, meta)
+
+    def update_if_present(self, rows: Any, patch: Any, newer_than: Optional[str] = None) -> Array:
+        """
+        Overview:
+            Replace some leaves of many elements at once, for example the targets that a learner computed anew. Elements
+            that are gone are skipped. A row number is never used again, so a patch cannot reach another element. The
+            patch is written as a whole: readers see all of it or nothing, and so does the next process after a kill.
+
+            Priorities, uses and metas stay as they are. Middleware does not see the patch.
+        Arguments:
+            - rows (:obj:`Any`): Row numbers ``(n,)``, such as ``Batch.rows``, or the indices of items.
+            - patch (:obj:`Any`): Leaf path (``'obs/image'``) -> array or tensor ``(n, *leaf)``, or a tree of these.
+            - newer_than (:obj:`Optional[str]`): A leaf of the patch with a version, one integer per row. A row is
+              skipped unless its version is larger than the one in the buffer. Of two writers, the older one then does
+              not undo what the newer one wrote.
+        Returns:
+            - written (:obj:`np.ndarray`): Whether each row was written, bool ``(n,)``. If a row is repeated, its
+              patches are written in their order.
+        Raises:
+            - SchemaMismatch: A leaf is unknown, has another dtype or shape, or is None in some elements. Or elements
+              are Python objects. Nothing changed.
+            - NotEnoughSpace: Memory or disk is full. Nothing changed.
+        """
+        return self._elements.patch(patched_rows(rows), patch_columns(patch), newer_than)
 
     def delete(self, indices: Union[str, Iterable[str]]) -> None:
         """
