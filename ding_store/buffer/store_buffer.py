@@ -17,8 +17,9 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.patches import patch_columns, patched_rows
 from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.inserts import Inserts
-from ding_store.buffer.samplers.base import Sampler, priorities_of
+from ding_store.buffer.samplers.base import Sampler, check_is_sampler, priorities_of
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.removers import Reservoir, check_remover, remove_lowest
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
@@ -42,7 +43,7 @@ class StoreBuffer(Buffer):
         buffer. ``update`` changes the buffer. Python objects are kept by reference. Without a path, episodes of varying
         length are kept by reference as well.
     Arguments:
-        - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest.
+        - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest, see ``remover``.
         - sliced (:obj:`bool`): Let ``unroll_len`` start only at its multiples, as in DequeBuffer.
         - path (:obj:`Optional[str]`): Directory for the buffer's files. A later process that opens the same directory
           continues with its elements, even after a kill. Elements must not hold Python objects. None keeps the rows
@@ -55,9 +56,12 @@ class StoreBuffer(Buffer):
           ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
         - share_frames (:obj:`Union[str, bool]`): ``'auto'`` keeps frames that recur in several rows once, such as those
           of Atari's stacks. False keeps each row by itself. Buffers with a path share no frames.
+        - remover (:obj:`str`): Decides which elements leave a full buffer. ``'oldest'``: the oldest.
+          ``'lowest_priority'``: those of the lowest priorities. ``'reservoir'``: the buffer keeps a uniform sample of
+          all elements ever pushed, so that new ones may leave at once.
     Raises:
         - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``. Or ``share_frames``
-          is neither 'auto' nor False.
+          is neither 'auto' nor False. Or ``remover`` needs a sampler with priorities, or a buffer without a path.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
         - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """
@@ -73,17 +77,20 @@ class StoreBuffer(Buffer):
         limiter: Optional[RateLimiter] = None,
         prefetch: int = 0,
         share_frames: Union[str, bool] = 'auto',
+        remover: str = 'oldest',
     ) -> None:
         if share_frames is not False and share_frames != 'auto':
             raise ConfigError(f"share_frames ({share_frames!r}) must be 'auto' or False")
         uniform = Uniform(seed)
+        sampler = uniform if sampler is None else sampler
+        check_is_sampler(sampler)
+        check_remover(remover, sampler, path)
         elements = Elements(integer('size', size, 1), path, fsync, share_frames=share_frames == 'auto')
         try:
-            samples = Samples(
-                elements, uniform if sampler is None else sampler, uniform, integer('prefetch', prefetch, 0)
-            )
+            samples = Samples(elements, sampler, uniform, integer('prefetch', prefetch, 0))
             if limiter is not None:
                 samples.limit_with(limiter)
+            self._remove_by(remover, elements, samples, seed)
         except BaseException:
             # Otherwise a table with a path would stay locked for as long as the exception is referenced.
             elements.close()
@@ -101,9 +108,20 @@ class StoreBuffer(Buffer):
         self._elements, self._samples = elements, samples
         self._inserts, self._lists = Inserts(elements, samples), Lists(elements, samples, self.sliced)
 
+    def _remove_by(self, remover: str, elements: Elements, samples: Samples, seed: Optional[int]) -> None:
+        """Let a remover choose which of these elements leave."""
+        table_dir = elements.table.table_dir
+        check_remover(remover, samples.sampler, None if table_dir is None else table_dir.path)
+        self._remover, self._seed = remover, seed
+        if remover == 'reservoir':
+            elements.table.index.remover = elements.reservoir = Reservoir(elements.table, seed)
+        elif remover == 'lowest_priority':
+            remove_lowest(elements.table, samples.sampler)
+
     def _made_of(self, elements: Elements, samples: Samples) -> StoreBuffer:
         made = type(self).__new__(type(self))
         made._begin(elements, samples, self.sliced)
+        made._remover, made._seed = self._remover, self._seed
         return made
 
     @property
@@ -439,8 +457,8 @@ class StoreBuffer(Buffer):
     def resize(self, size: int) -> None:
         """
         Overview:
-            Change the number of elements that the buffer can hold. If there are more than ``size``, the oldest leave.
-            O(size).
+            Change the number of elements that the buffer can hold. If there are more than ``size``, the oldest leave,
+            or those that the ``remover`` chooses. O(size).
         Raises:
             - TypeError: ``size`` is not a positive integer, or too small for the buffer's limiter.
             - NotEnoughSpace: The disk is full. Nothing changed.
@@ -480,6 +498,7 @@ class StoreBuffer(Buffer):
         try:
             self._samples.close()
             self._serve(elements, self._samples.moved(elements))
+            self._remove_by(self._remover, elements, self._samples, self._seed)
             ding_middleware.tell_loaded(self._middleware)
         except BaseException:
             self._serve(*former)
@@ -573,5 +592,8 @@ class StoreBuffer(Buffer):
         with self.table.write_lock:
             elements = save_files.duplicate(self._elements, memo)
             twin = memo[id(self)] = self._made_of(elements, self._samples.copied(elements, memo))
+            twin._remove_by(self._remover, elements, twin._samples, self._seed)
+            if elements.reservoir is not None and self._elements.reservoir is not None:
+                elements.reservoir.continue_from(self._elements.reservoir)
             twin._middleware = ding_middleware.copied(self._middleware, memo)
         return twin

@@ -26,6 +26,7 @@ from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
+from ding_store.buffer.samplers.removers import Reservoir
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
@@ -71,6 +72,8 @@ class Elements:
         share_frames: bool = True,
     ) -> None:
         self.table = Table({}, capacity, path, fsync, share_frames)
+        #: Decides which new rows are stored. None: all are.
+        self.reservoir: Optional[Reservoir] = None
         journal = None if self.table.table_dir is None else self.table.table_dir.metas
         try:
             self.metas = MetaStore(self.table.index, self.table.write_lock, journal)

@@ -87,6 +87,8 @@ class LeastTree:
 
 def smallest(keys: Array, ties: Array, count: int) -> Array:
     """Return the places of the ``count`` smallest finite keys, or of all if there are fewer, in no order. O(n)."""
+    if not count:
+        return np.empty(0, np.intp)
     if count < len(keys):
         limit = np.partition(keys, count - 1)[count - 1]
         below, at = np.flatnonzero(keys < limit), np.flatnonzero(keys == limit)
