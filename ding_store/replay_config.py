@@ -32,7 +32,11 @@ WITHOUT_EFFECT = (
     'policy',
     'value',
 )
-SAMPLERS = ('auto', 'uniform', 'prioritized', 'rank', 'fifo')
+SAMPLERS = ('auto', 'uniform', 'prioritized', 'rank', 'fifo', 'lifo', 'shuffled', 'fresh')
+#: Those that ignore priorities.
+WITHOUT_PRIORITIES = ('uniform', 'fifo', 'lifo', 'shuffled', 'fresh')
+#: Those that give each element a set number of times, once by default.
+QUEUES = ('fifo', 'lifo')
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,10 @@ class WrapperSettings:
           ``min`` nothing is sampled.
         - path (:obj:`Optional[str]`): Directory of a buffer that survives its process.
         - sampler (:obj:`str`): 'auto': chosen by ``priority``. 'fifo': the oldest rows first, each ``max_use`` times,
-          once by default. 'rank': prioritized by rank.
+          once by default. 'lifo': the newest first, each once. 'shuffled': each once per epoch. 'fresh': by age, see
+          ``half_life``. 'rank': prioritized by rank.
+        - half_life (:obj:`Optional[float]`): With the sampler 'fresh', an element is half as likely after so many newer
+          ones.
         - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
         - share_frames (:obj:`Union[str, bool]`): 'auto': a buffer in memory keeps frames that recur once. False: not.
         - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
@@ -70,6 +77,7 @@ class WrapperSettings:
     sliced: bool = False
     path: Optional[str] = None
     sampler: str = 'auto'
+    half_life: Optional[float] = None
     prefetch: int = 0
     share_frames: Union[str, bool] = 'auto'
     time_major: bool = True
@@ -107,12 +115,30 @@ class WrapperSettings:
                 raise ConfigError(f'replay_buffer.{name} ({getattr(self, name)!r}) must be a number > 0')
         if self.sampler not in SAMPLERS:
             raise ConfigError(f'replay_buffer.sampler ({self.sampler!r}) must be one of {", ".join(SAMPLERS)}')
-        if self.sampler in ('fifo', 'uniform') and self.priority:
+        if self.sampler == 'lifo' and self.max_use not in (1, INFINITY):
+            raise ConfigError(
+                f"replay_buffer.max_use ({self.max_use!r}) must be 1 with sampler='lifo', which gives each element once"
+            )
+        self._check_half_life()
+        if self.sampler in WITHOUT_PRIORITIES and self.priority:
             raise ConfigError(f'replay_buffer.sampler ({self.sampler!r}) has no priorities. Set priority=False.')
         if self.enable_track_used_data:
             raise ConfigError(
                 "replay_buffer.enable_track_used_data (True) deletes the files of used rows, and type='store' has no "
                 'file per row. Set it to False.'
+            )
+
+    def _check_half_life(self) -> None:
+        if self.sampler != 'fresh':
+            if self.half_life is not None:
+                raise ConfigError(
+                    f"replay_buffer.half_life ({self.half_life!r}) is for sampler='fresh'. Set sampler, or leave out "
+                    'half_life.'
+                )
+        elif not _is_number(self.half_life) or not 0 < float(self.half_life or 0) < INFINITY:
+            raise ConfigError(
+                f"replay_buffer.half_life ({self.half_life!r}) must be a number > 0 with sampler='fresh': after so "
+                'many newer elements, an element is half as likely'
             )
 
     @property

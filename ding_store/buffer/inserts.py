@@ -10,6 +10,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.metas.metas import Meta
 from ding_store.buffer.samplers.base import priorities_of
+from ding_store.buffer.samplers.removers import Reservoir
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.table.narrowing import widened_columns
 from ding_store.buffer.table.specs import Columns
@@ -34,7 +35,9 @@ class Inserts:
     def push(self, data: Any, meta: Optional[Dict[Any, Any]]) -> Tuple[int, Meta]:
         """Add one element. Return its row number and its meta."""
         with self._samples.inserting(1):
-            return self._elements.push(data, meta)
+            if self._elements.reservoir is None:
+                return self._elements.push(data, meta)
+            return self._push_kept(self._elements.reservoir, data, meta)
 
     def columns(
         self,
@@ -49,8 +52,13 @@ class Inserts:
         # The table refuses rows without columns later.
         num_rows = len(next(iter(columns.values()), ()))
         values, keep = (None, None) if priority is None else self._checked(priority, num_rows)
+
+        def add(kept: Optional[Array]) -> Array:
+            chosen = columns if kept is None else {name: column[kept] for name, column in columns.items()}
+            return self._elements.extend(chosen, schema, commit, keep, meta, narrowed)
+
         with self._samples.inserting(num_rows):
-            rows = self._elements.extend(columns, schema, commit, keep, meta, narrowed)
+            rows = self._add(num_rows, add, commit)
         return rows if values is None else self._prioritized(rows, values)
 
     def elements(
@@ -60,8 +68,16 @@ class Inserts:
         values, keep = self._checked(priority, len(elements))
         if not len(elements):
             return self.one_by_one(elements, metas, priority, commit, self.push)
+
+        def add(kept: Optional[Array]) -> Array:
+            if kept is None:
+                return self._elements.append(elements, metas, commit, keep)
+            places = kept.tolist()
+            chosen_metas = None if metas is None else [metas[place] for place in places]
+            return self._elements.append([elements[place] for place in places], chosen_metas, commit, keep)
+
         with self._samples.inserting(len(elements)):
-            rows = self._elements.append(elements, metas, commit, keep)
+            rows = self._add(len(elements), add, commit)
         return self._prioritized(rows, values)
 
     def one_by_one(
@@ -89,6 +105,41 @@ class Inserts:
             raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
         elements = known.decode(widened_columns(columns, narrowed))
         return elements, None if meta is None else [dict(meta) for _ in elements]
+
+    def _push_kept(self, reservoir: Reservoir, data: Any, meta: Optional[Dict[Any, Any]]) -> Tuple[int, Meta]:
+        """Add one element if the reservoir keeps it."""
+        found: List[Meta] = []
+
+        def add(kept: Array) -> Array:
+            row, stored = self._elements.push(data, meta)
+            found.append(stored)
+            return np.array([row], np.int64)
+
+        row = int(reservoir.add(1, add)[0])
+        return row, found[0] if found else dict(meta or {})
+
+    def _add(
+        self, num_rows: int, add: Callable[[Optional[Array]], Array], commit: Optional[Mapping[str, Any]]
+    ) -> Array:
+        """
+        Overview:
+            Add rows, or those that the reservoir keeps.
+        Arguments:
+            - add (:obj:`Callable`): Receives the places of the rows to add, or None for all. Returns their numbers.
+        """
+        elements = self._elements
+        if elements.reservoir is None or not num_rows:
+            return add(None)
+        calls: List[Array] = []
+
+        def add_kept(kept: Array) -> Array:
+            calls.append(kept)
+            return add(kept)
+
+        rows = elements.reservoir.add(num_rows, add_kept)
+        if commit is not None and not calls:
+            elements.table.commit(commit)
+        return rows
 
     def _checked(self, priority: Optional[Any], num_rows: int) -> Tuple[Optional[Array], Optional[Keep]]:
         """Return checked priorities, and the function that records them before their rows become live."""

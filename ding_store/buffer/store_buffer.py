@@ -14,10 +14,12 @@ from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
 from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.patches import patch_columns, patched_rows
 from ding_store.buffer.elements.sequence_reads import Episodes
 from ding_store.buffer.inserts import Inserts
-from ding_store.buffer.samplers.base import Sampler, priorities_of
+from ding_store.buffer.samplers.base import Sampler, check_is_sampler, priorities_of
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
+from ding_store.buffer.samplers.removers import Reservoir, check_remover, remove_lowest
 from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.samples import Samples
 from ding_store.buffer.saving import save_files
@@ -41,7 +43,7 @@ class StoreBuffer(Buffer):
         buffer. ``update`` changes the buffer. Python objects are kept by reference. Without a path, episodes of varying
         length are kept by reference as well.
     Arguments:
-        - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest.
+        - size (:obj:`int`): The number of elements. A push to a full buffer drops the oldest, see ``remover``.
         - sliced (:obj:`bool`): Let ``unroll_len`` start only at its multiples, as in DequeBuffer.
         - path (:obj:`Optional[str]`): Directory for the buffer's files. A later process that opens the same directory
           continues with its elements, even after a kill. Elements must not hold Python objects. None keeps the rows
@@ -54,9 +56,12 @@ class StoreBuffer(Buffer):
           ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
         - share_frames (:obj:`Union[str, bool]`): ``'auto'`` keeps frames that recur in several rows once, such as those
           of Atari's stacks. False keeps each row by itself. Buffers with a path share no frames.
+        - remover (:obj:`str`): Decides which elements leave a full buffer. ``'oldest'``: the oldest.
+          ``'lowest_priority'``: those of the lowest priorities. ``'reservoir'``: the buffer keeps a uniform sample of
+          all elements ever pushed, so that new ones may leave at once.
     Raises:
         - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``. Or ``share_frames``
-          is neither 'auto' nor False.
+          is neither 'auto' nor False. Or ``remover`` needs a sampler with priorities, or a buffer without a path.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
         - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """
@@ -72,17 +77,20 @@ class StoreBuffer(Buffer):
         limiter: Optional[RateLimiter] = None,
         prefetch: int = 0,
         share_frames: Union[str, bool] = 'auto',
+        remover: str = 'oldest',
     ) -> None:
         if share_frames is not False and share_frames != 'auto':
             raise ConfigError(f"share_frames ({share_frames!r}) must be 'auto' or False")
         uniform = Uniform(seed)
+        sampler = uniform if sampler is None else sampler
+        check_is_sampler(sampler)
+        check_remover(remover, sampler, path)
         elements = Elements(integer('size', size, 1), path, fsync, share_frames=share_frames == 'auto')
         try:
-            samples = Samples(
-                elements, uniform if sampler is None else sampler, uniform, integer('prefetch', prefetch, 0)
-            )
+            samples = Samples(elements, sampler, uniform, integer('prefetch', prefetch, 0))
             if limiter is not None:
                 samples.limit_with(limiter)
+            self._remove_by(remover, elements, samples, seed)
         except BaseException:
             # Otherwise a table with a path would stay locked for as long as the exception is referenced.
             elements.close()
@@ -100,9 +108,20 @@ class StoreBuffer(Buffer):
         self._elements, self._samples = elements, samples
         self._inserts, self._lists = Inserts(elements, samples), Lists(elements, samples, self.sliced)
 
+    def _remove_by(self, remover: str, elements: Elements, samples: Samples, seed: Optional[int]) -> None:
+        """Let a remover choose which of these elements leave."""
+        table_dir = elements.table.table_dir
+        check_remover(remover, samples.sampler, None if table_dir is None else table_dir.path)
+        self._remover, self._seed = remover, seed
+        if remover == 'reservoir':
+            elements.table.index.remover = elements.reservoir = Reservoir(elements.table, seed)
+        elif remover == 'lowest_priority':
+            remove_lowest(elements.table, samples.sampler)
+
     def _made_of(self, elements: Elements, samples: Samples) -> StoreBuffer:
         made = type(self).__new__(type(self))
         made._begin(elements, samples, self.sliced)
+        made._remover, made._seed = self._remover, self._seed
         return made
 
     @property
@@ -362,6 +381,30 @@ class StoreBuffer(Buffer):
         """
         return self._elements.update(to_row(index), data, meta)
 
+    def update_if_present(self, rows: Any, patch: Any, newer_than: Optional[str] = None) -> Array:
+        """
+        Overview:
+            Replace some leaves of many elements at once, for example the targets that a learner computed anew. Elements
+            that are gone are skipped. A row number is never used again, so a patch cannot reach another element. The
+            patch is written as a whole: readers see all of it or nothing, and so does the next process after a kill.
+
+            Priorities, uses and metas stay as they are. Middleware does not see the patch.
+        Arguments:
+            - rows (:obj:`Any`): Row numbers ``(n,)``, such as ``Batch.rows``, or the indices of items.
+            - patch (:obj:`Any`): Leaf path (``'obs/image'``) -> array or tensor ``(n, *leaf)``, or a tree of these.
+            - newer_than (:obj:`Optional[str]`): A leaf of the patch with a version, one integer per row. A row is
+              skipped unless its version is larger than the one in the buffer. Of two writers, the older one then does
+              not undo what the newer one wrote.
+        Returns:
+            - written (:obj:`np.ndarray`): Whether each row was written, bool ``(n,)``. If a row is repeated, its
+              patches are written in their order.
+        Raises:
+            - SchemaMismatch: A leaf is unknown, has another dtype or shape, or is None in some elements. Or elements
+              are Python objects. Nothing changed.
+            - NotEnoughSpace: Memory or disk is full. Nothing changed.
+        """
+        return self._elements.patch(patched_rows(rows), patch_columns(patch), newer_than)
+
     def delete(self, indices: Union[str, Iterable[str]]) -> None:
         """
         Overview:
@@ -414,8 +457,8 @@ class StoreBuffer(Buffer):
     def resize(self, size: int) -> None:
         """
         Overview:
-            Change the number of elements that the buffer can hold. If there are more than ``size``, the oldest leave.
-            O(size).
+            Change the number of elements that the buffer can hold. If there are more than ``size``, the oldest leave,
+            or those that the ``remover`` chooses. O(size).
         Raises:
             - TypeError: ``size`` is not a positive integer, or too small for the buffer's limiter.
             - NotEnoughSpace: The disk is full. Nothing changed.
@@ -455,6 +498,7 @@ class StoreBuffer(Buffer):
         try:
             self._samples.close()
             self._serve(elements, self._samples.moved(elements))
+            self._remove_by(self._remover, elements, self._samples, self._seed)
             ding_middleware.tell_loaded(self._middleware)
         except BaseException:
             self._serve(*former)
@@ -548,5 +592,8 @@ class StoreBuffer(Buffer):
         with self.table.write_lock:
             elements = save_files.duplicate(self._elements, memo)
             twin = memo[id(self)] = self._made_of(elements, self._samples.copied(elements, memo))
+            twin._remove_by(self._remover, elements, twin._samples, self._seed)
+            if elements.reservoir is not None and self._elements.reservoir is not None:
+                elements.reservoir.continue_from(self._elements.reservoir)
             twin._middleware = ding_middleware.copied(self._middleware, memo)
         return twin

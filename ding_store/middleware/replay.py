@@ -280,7 +280,9 @@ def _prioritized_fetcher(
 
 def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
     batch = _sample(buffer_, size)
-    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', torch.from_numpy(batch.weights))
+    # A heap weighs no rows.
+    weights = np.ones(size, np.float32) if batch.weights is None else batch.weights
+    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', torch.from_numpy(weights))
     return batch.data, batch.rows
 
 
@@ -288,7 +290,7 @@ def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarr
     items = buffer_.sample(size)
     for item in items:
         # The same type and shape as in DI-engine's PriorityExperienceReplay.
-        weight = torch.tensor([item.meta['priority_IS']], dtype=torch.float32)
+        weight = torch.tensor([item.meta.get('priority_IS', 1.0)], dtype=torch.float32)
         item.data['IS' if is_sequence(buffer_.schema) else 'priority_IS'] = weight
     return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
 

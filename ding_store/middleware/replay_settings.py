@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional
 
 from ding_store.errors import ConfigError
-from ding_store.replay_config import INFINITY, WrapperSettings
+from ding_store.replay_config import INFINITY, QUEUES, WITHOUT_PRIORITIES, WrapperSettings
 
 #: Leaf of every element that DI-engine's collectors set: the train iteration of its policy, which gives its age.
 AGE = 'collect_train_iter'
@@ -21,7 +21,7 @@ class ReplaySettings:
     Arguments:
         - buffer (:obj:`WrapperSettings`): These keys have an effect here: ``replay_buffer_size``, ``max_use``,
           ``max_staleness``, ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``,
-          ``sampler``, ``sliced``, ``prefetch``, ``share_frames`` and ``path``. An element leaves if its
+          ``sampler``, ``half_life``, ``sliced``, ``prefetch``, ``share_frames`` and ``path``. An element leaves if its
           ``collect_train_iter`` is ``max_staleness`` behind the newest. DI-engine's buffer uses only size, ``max_use``,
           ``sliced`` and the priority settings.
         - priority (:obj:`bool`): Sample elements by priority.
@@ -38,10 +38,11 @@ class ReplaySettings:
     def of(cls, cfg: Any) -> ReplaySettings:
         policy = cfg.policy
         priority = bool(policy.get('priority', False))
-        if priority and policy.other.replay_buffer.get('sampler') in ('fifo', 'uniform'):
+        sampler = policy.other.replay_buffer.get('sampler')
+        if priority and sampler in WITHOUT_PRIORITIES:
             raise ConfigError(
-                'policy.other.replay_buffer.sampler is fifo or uniform, which ignore priorities. To use it, '
-                'turn policy.priority off.'
+                f'policy.other.replay_buffer.sampler ({sampler!r}) ignores priorities. To use it, turn policy.priority '
+                'off.'
             )
         settings = WrapperSettings.from_config({**policy.other.replay_buffer, 'priority': priority})
         if settings.max_staleness != INFINITY and settings.max_staleness != int(settings.max_staleness):
@@ -86,14 +87,12 @@ class ReplaySettings:
         return make(int(self.buffer.replay_buffer_size), sampler=self._sampler(), **options)
 
     def _sampler(self) -> Any:
-        from ding_store.buffer import Fifo, Prioritized, RankPrioritized, Sampler, Uniform, limited
+        from ding_store.buffer import Prioritized, RankPrioritized, Uniform, limited
+        from ding_store.buffer.samplers.by_name import sampler_by_name
 
-        max_use = self.max_use
-        sampler: Optional[Sampler] = None
-        if self.buffer.sampler == 'fifo':
-            max_use = max_use or 1
-            sampler = Fifo(max_use)
-        elif self.priority:
+        max_use = self.max_use or (1 if self.buffer.sampler in QUEUES else None)
+        sampler = sampler_by_name(self.buffer)
+        if sampler is None and self.priority:
             settings = self.buffer.priority_settings()
             if not self.is_weight:
                 # Without importance weights, the bias of priorities is not corrected.

@@ -16,10 +16,12 @@ import ding_store.buffer as buffer_package
 from ding_store import free_space
 from ding_store.buffer import (
     Fifo,
+    MinHeap,
     Prioritized,
     RankPrioritized,
     RateLimiter,
     SequencePrioritized,
+    Shuffled,
     StoreBuffer,
     Uniform,
     limited,
@@ -114,6 +116,8 @@ KINDS = {
     'rank': Kind(lambda: RankPrioritized(seed=0)),
     'sequences': Kind(lambda: SequencePrioritized(seed=0)),
     'queue': Kind(lambda: Fifo(times=99)),
+    'heap': Kind(MinHeap),
+    'shuffled': Kind(lambda: Shuffled(seed=0)),
     'ahead': Kind(lambda: Prioritized(seed=0), options={'prefetch': 2}),
     'objects': Kind(Uniform, is_of_episodes=True),
     'files': Kind(lambda: Prioritized(seed=0), has_files=True),
@@ -334,8 +338,8 @@ def examine(kind: Kind, buffer: StoreBuffer) -> None:
     if not live:
         return
     if not isinstance(buffer.sampler, SequencePrioritized):
-        is_queue = isinstance(buffer.sampler, Fifo)
-        drawn = draw(buffer, len(live)) if is_queue else draw(buffer, 90, replace=True)
+        has_order = isinstance(buffer.sampler, (Fifo, MinHeap, Shuffled))
+        drawn = draw(buffer, len(live)) if has_order else draw(buffer, 90, replace=True)
         assert set(drawn.tolist()) == live
     if not kind.is_of_episodes and len(live) > 3:
         must, may = starts_of(buffer)

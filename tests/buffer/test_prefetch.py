@@ -16,7 +16,18 @@ import torch
 from crashes import Child, shared_words
 from elements import number, transition
 
-from ding_store.buffer import Fifo, Prioritized, RateLimiter, StoreBuffer, Uniform, limited
+from ding_store.buffer import (
+    Fifo,
+    Fresh,
+    Lifo,
+    MinHeap,
+    Prioritized,
+    RateLimiter,
+    Shuffled,
+    StoreBuffer,
+    Uniform,
+    limited,
+)
 from ding_store.buffer.samplers.prefetch import Prefetch
 from ding_store.errors import ConfigError, NotEnoughData, RowGone, StoreTimeout
 
@@ -59,6 +70,10 @@ def samplers() -> dict:
         'prioritized': lambda: Prioritized(seed=7),
         'limited': lambda: limited(Prioritized(seed=7), max_times_sampled=3),
         'fifo': lambda: Fifo(),
+        'lifo': lambda: Lifo(),
+        'heap': lambda: MinHeap(),
+        'shuffled': lambda: Shuffled(7),
+        'fresh': lambda: Fresh(30, 7),
     }
 
 
@@ -85,9 +100,9 @@ def test_batches_do_not_depend_on_when_the_thread_ran(name: str) -> None:
         for step in range(40):
             batch = buffer.sample_batch(6)
             seen[-1].append((batch.rows.tolist(), batch.data.obs.state.tolist(), batch.weights is not None))
-            if name in ('prioritized', 'limited'):
+            if name in ('prioritized', 'limited', 'heap'):
                 buffer.update_priorities(batch.rows, (batch.rows % 7).astype(float))
-            if step % 2:
+            if step % 2 or name == 'lifo':  # A stack has no old rows left when the table is full.
                 buffer.extend_elements([transition(80 + 9 * step + i) for i in range(9)])
             if step % 5 == 0:
                 buffer.update(str(buffer.table.rows_by_age()[-1]), transition(1000 + step))

@@ -13,7 +13,7 @@ from examples import MORE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ding_store.buffer import Fifo, Prioritized, StoreBuffer, Uniform, limited
+from ding_store.buffer import Fifo, Fresh, Lifo, MaxHeap, Prioritized, Shuffled, StoreBuffer, Uniform, limited
 from ding_store.buffer.samplers.rate_limiter import RateLimiter
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch, StoreTimeout
 
@@ -249,6 +249,10 @@ def tolerance(ratio: float, max_insert: int, batch: int) -> float:
 SAMPLERS = {
     'uniform': lambda times: Uniform(0),
     'fifo': lambda times: Fifo(times),
+    'fresh': lambda times: Fresh(5, 0),
+    'limited shuffled': lambda times: limited(Shuffled(0), max_times_sampled=times),
+    'limited heap': lambda times: limited(MaxHeap(), max_times_sampled=times),
+    'limited lifo': lambda times: limited(Lifo(), max_times_sampled=times),
     'limited': lambda times: limited(Prioritized(seed=0), max_times_sampled=times),
     'limited fifo': lambda times: limited(Fifo(times), max_times_sampled=times),
     'aged': lambda times: limited(Uniform(0), max_times_sampled=times, max_age=2, version='x'),
@@ -259,11 +263,12 @@ SAMPLERS = {
 @given(data=st.data())
 def test_insert_or_sample_can_always_proceed(data: Any) -> None:
     times = data.draw(st.integers(1, 4))
-    ratio = data.draw(st.sampled_from([ratio for ratio in (0.1, 0.5, 1.0, 3.0) if ratio <= times]))
+    sampler = SAMPLERS[data.draw(st.sampled_from(sorted(SAMPLERS)))](times)
+    most = sampler.max_times or times
+    ratio = data.draw(st.sampled_from([ratio for ratio in (0.1, 0.5, 1.0, 3.0) if ratio <= most]))
     max_insert, batch, least = (data.draw(st.integers(1, 9)) for _ in range(3))
     error = tolerance(ratio, max_insert, batch)
     limiter = RateLimiter(least, ratio, error, max_insert, batch, timeout_s=0)
-    sampler = SAMPLERS[data.draw(st.sampled_from(sorted(SAMPLERS)))](times)
     # A small buffer: rows leave without being sampled, too.
     buffer = StoreBuffer(max(least, batch) + data.draw(st.integers(0, 20)), sampler=sampler, limiter=limiter)
     for i in range(40):

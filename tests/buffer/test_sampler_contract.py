@@ -11,10 +11,15 @@ import pytest
 
 from ding_store.buffer import (
     Fifo,
+    Fresh,
+    Lifo,
+    MaxHeap,
+    MinHeap,
     Prioritized,
     RankPrioritized,
     Sampler,
     SequencePrioritized,
+    Shuffled,
     StoreBuffer,
     Uniform,
     limited,
@@ -206,6 +211,33 @@ class TestFifo(SamplerTests):
 
     def sampler(self) -> Sampler:
         return Fifo()
+
+
+class TestLifo(SamplerTests):
+    times = 1
+
+    def sampler(self) -> Sampler:
+        return Lifo()
+
+
+class TestMinHeap(SamplerTests):
+    def sampler(self) -> Sampler:
+        return MinHeap()
+
+
+class TestMaxHeap(SamplerTests):
+    def sampler(self) -> Sampler:
+        return MaxHeap()
+
+
+class TestShuffled(SamplerTests):
+    def sampler(self) -> Sampler:
+        return Shuffled(3)
+
+
+class TestFresh(SamplerTests):
+    def sampler(self) -> Sampler:
+        return Fresh(half_life=20, seed=3)
 
 
 class TestLimited(SamplerTests):

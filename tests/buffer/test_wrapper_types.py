@@ -73,8 +73,13 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
         (dict(max_staleness=-1), r'max_staleness \(-1\)'),
         (dict(replay_buffer_size=0), r'replay_buffer_size \(0\)'),
         (dict(prefetch=-1), r'prefetch \(-1\)'),
-        (dict(sampler='lifo'), "sampler \\('lifo'\\) must be one of auto, uniform"),
+        (dict(sampler='heap'), "sampler \\('heap'\\) must be one of auto, uniform"),
         (dict(sampler='fifo', priority=True), 'priority=False'),
+        (dict(sampler='shuffled', priority=True), 'priority=False'),
+        (dict(sampler='lifo', max_use=2), r'max_use \(2\) must be 1'),
+        (dict(sampler='fresh'), r'half_life \(None\) must be a number > 0'),
+        (dict(sampler='fresh', half_life=0), r'half_life \(0\)'),
+        (dict(half_life=9), "is for sampler='fresh'"),
         (dict(enable_track_used_data=True), 'Set it to False'),
         (dict(thruput_controller=dict(sample_min_limit_ratio=0.5)), 'sample_min_limit_ratio'),
         (dict(thruput_controller=dict(push_sample_rate_limit=dict(min=3, max=2))), 'min <= max'),
@@ -165,6 +170,29 @@ def test_wrapper_fifo_gives_elements_in_order() -> None:
     taken = [buffer.sample(5, 0).reward.tolist() for _ in range(4)]
     assert taken == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2 + [[5.0, 6.0, 7.0, 8.0, 9.0]] * 2
     assert buffer.count() == 40
+
+
+def test_wrapper_lifo_gives_the_newest_elements_once() -> None:
+    buffer = filled(sampler='lifo')
+    assert buffer.sample(3, 0).reward.tolist() == [49.0, 48.0, 47.0]
+    assert buffer.sample(2, 0).reward.tolist() == [46.0, 45.0]
+    assert buffer.count() == 45
+
+
+def test_wrapper_shuffled_gives_elements_once_per_epoch() -> None:
+    np.random.seed(0)
+    buffer = filled(sampler='shuffled', max_use=2)
+    taken = [reward for _ in range(10) for reward in buffer.sample(10, 0).reward.tolist()]
+    assert sorted(taken[:50]) == sorted(taken[50:]) == [float(i) for i in range(50)]
+    assert taken[:50] != taken[50:]
+    assert buffer.count() == 0
+
+
+def test_wrapper_fresh_prefers_new_elements() -> None:
+    np.random.seed(0)
+    buffer = filled(sampler='fresh', half_life=5)
+    rewards = np.array([reward for _ in range(200) for reward in buffer.sample(5, 0).reward.tolist()])
+    assert np.count_nonzero(rewards >= 45) > 1.5 * np.count_nonzero((rewards >= 40) & (rewards < 45))
 
 
 def test_wrapper_rank_and_uniform_draw_as_named() -> None:

@@ -12,7 +12,7 @@ from ding_store.errors import ConfigError, NotEnoughData
 
 pytest.importorskip('ding')
 
-from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, Uniform  # noqa: E402
+from ding_store.buffer import Lifo, Prioritized, RankPrioritized, Shuffled, StoreBuffer, Uniform  # noqa: E402
 from ding_store.middleware.ingest_plan import PUSH_COLUMNS  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.middleware.replay_settings import ReplaySettings  # noqa: E402
@@ -54,6 +54,14 @@ def test_replay_queue_gives_each_element_in_order(max_use):
     assert buffer_.count() == 0
 
 
+def test_replay_samplers_have_the_names_of_the_keys():
+    stack = buffer_of(config(sampler='lifo')).sampler
+    assert (type(stack.sampler), stack.max_times_sampled) == (Lifo, 1)
+    assert isinstance(buffer_of(config(sampler='shuffled')).sampler, Shuffled)
+    fresh = buffer_of(config(sampler='fresh', half_life=30, max_use=4)).sampler
+    assert (fresh.sampler.half_life, fresh.max_times_sampled) == (30.0, 4)
+
+
 @pytest.mark.parametrize('kind', ['stock', 'store'])
 def test_replay_max_use_limits_uses(kind):
     buffer_ = getattr(ReplaySettings.of(config(max_use=2)), kind)(*([StoreBuffer] if kind == 'store' else []))
@@ -69,11 +77,12 @@ def test_replay_max_use_limits_uses(kind):
 @pytest.mark.parametrize(
     ('policy', 'replay', 'text'),
     [
-        ({}, dict(sampler='lifo'), r"sampler \('lifo'\) must be one of auto"),
+        ({}, dict(sampler='heap'), r"sampler \('heap'\) must be one of auto"),
         ({}, dict(alhpa=0.1), r"unknown key 'alhpa'; did you mean 'alpha'"),
         ({}, dict(max_staleness=2.5), r'max_staleness \(2.5\) must be an integer'),
         ({}, dict(max_use=0), r'max_use \(0\) must be an integer >= 1'),
         (dict(priority=True), dict(sampler='fifo'), 'turn policy.priority off'),
+        (dict(priority=True), dict(sampler='fresh', half_life=9), r"sampler \('fresh'\) ignores priorities"),
     ],
 )
 def test_replay_settings_that_contradict_are_refused(policy, replay, text):

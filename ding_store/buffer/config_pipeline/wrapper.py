@@ -15,7 +15,7 @@ from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.config_pipeline.batches import TrainBatches, is_dict_of_lists
 from ding_store.buffer.config_pipeline.limits import Throughput, drop_stale
 from ding_store.buffer.samplers.base import Sampler, not_enough
-from ding_store.buffer.samplers.fifo import Fifo
+from ding_store.buffer.samplers.by_name import sampler_by_name
 from ding_store.buffer.samplers.limited import Limited, limited
 from ding_store.buffer.samplers.priorities import Priorities
 from ding_store.buffer.samplers.prioritized import Prioritized, PrioritySampler
@@ -25,7 +25,7 @@ from ding_store.buffer.store_buffer import StoreBuffer
 from ding_store.columns import nodes
 from ding_store.errors import NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
-from ding_store.replay_config import INFINITY, WrapperSettings
+from ding_store.replay_config import INFINITY, QUEUES, WrapperSettings
 
 logger = logging.getLogger(__name__)
 
@@ -315,8 +315,9 @@ class StoreBufferWrapper:
 
     def _make_sampler(self) -> Sampler:
         settings = self.settings
-        if settings.sampler == 'fifo':
-            return Fifo(1 if settings.max_use == INFINITY else int(settings.max_use))
+        sampler = sampler_by_name(settings)
+        if sampler is not None:
+            return sampler
         if not settings.is_prioritized:
             return Uniform()
         made = RankPrioritized if settings.sampler == 'rank' else Prioritized
@@ -326,7 +327,7 @@ class StoreBufferWrapper:
     def _with_limits(self, sampler: Sampler) -> Sampler:
         if self.settings.max_use != INFINITY:
             return limited(sampler, max_times_sampled=int(self.settings.max_use))
-        return limited(sampler, max_times_sampled=1) if isinstance(sampler, Fifo) else sampler
+        return limited(sampler, max_times_sampled=1) if self.settings.sampler in QUEUES else sampler
 
     def _has_priorities(self) -> bool:
         """Return whether rows are sampled by priority. If the config leaves this open, switch priorities on now."""

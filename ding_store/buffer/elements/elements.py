@@ -21,10 +21,12 @@ import treetensor.torch as ttorch
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.current_store import CurrentStore
 from ding_store.buffer.elements.element_store import ElementStore
+from ding_store.buffer.elements.patches import check_patch, choose_rows
 from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
+from ding_store.buffer.samplers.removers import Reservoir
 from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
@@ -70,6 +72,8 @@ class Elements:
         share_frames: bool = True,
     ) -> None:
         self.table = Table({}, capacity, path, fsync, share_frames)
+        #: Decides which new rows are stored. None: all are.
+        self.reservoir: Optional[Reservoir] = None
         journal = None if self.table.table_dir is None else self.table.table_dir.metas
         try:
             self.metas = MetaStore(self.table.index, self.table.write_lock, journal)
@@ -307,6 +311,28 @@ class Elements:
                 raise
         self.current.make_fit([element])
         self.store.update(rows, slots, element)
+
+    def patch(self, rows: Array, columns: Columns, newer_than: Optional[str]) -> Array:
+        """Overwrite some columns of many rows at once, see ``StoreBuffer.update_if_present``."""
+        table = self.table
+        with table.write_lock:
+            table.check_open()
+            if self.schema is None:
+                if not len(table):
+                    return np.zeros(len(rows), bool)
+                raise SchemaMismatch('the elements are Python objects, which have no columns. Use update().')
+            check_patch(columns, table.columns.specs, len(rows), newer_than)
+            with table.index.lock:
+                slots, found = table.index.find(rows)
+                versions = None
+                if newer_than is not None:
+                    stored = np.zeros(len(rows), columns[newer_than].dtype)
+                    stored[found] = table.columns.read(newer_than, slots[found]).reshape(-1)
+                    versions = columns[newer_than].reshape(-1), stored
+            written, last = choose_rows(rows, found, versions)
+            if len(last):
+                table.update(rows[last], {name: values[last] for name, values in columns.items()})
+            return written
 
     def delete(self, rows: Array) -> None:
         with self.table.write_lock:

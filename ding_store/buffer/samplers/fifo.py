@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from typing import Any, Deque, Dict, NamedTuple, Optional, Tuple
 
@@ -10,11 +9,11 @@ import numpy as np
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence.commits import CommitRecord
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.samplers.base import DrawsAhead, Sampler, StoredRows, not_enough
+from ding_store.buffer.samplers.base import StoredRows, not_enough
+from ding_store.buffer.samplers.in_order import InOrder
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.errors import ConfigError
 
@@ -149,7 +148,7 @@ class Queue(RowListener):
             self._record.put({**self.place._asdict(), 'num_missed': self.num_missed})
 
 
-class Fifo(Sampler):
+class Fifo(InOrder):
     """
     Overview:
         Samples the oldest rows that were not sampled yet, for on-policy learners such as IMPALA and PPO. O(size)
@@ -160,11 +159,8 @@ class Fifo(Sampler):
     """
 
     def __init__(self, times: int = 1) -> None:
+        super().__init__()
         self.queue = Queue(integer('times', times, 1))
-        #: Serializes samples through this sampler, so that no two of them get the same rows.
-        self.lock = hold_over_forks(threading.RLock())
-        # A strong reference, so that batches that a view drew ahead can go back after the view is gone.
-        self._drawer: Optional[DrawsAhead] = None
 
     def attach(self, index: RowIndex, rows: Optional[StoredRows] = None) -> None:
         self.queue.attach(index)
@@ -179,10 +175,7 @@ class Fifo(Sampler):
             - NotEnoughData: Fewer than ``size`` rows were pushed since the last sample.
             - TypeError: ``replace`` or ``sample_range`` is given.
         """
-        if replace or sample_range is not None:
-            raise TypeError(
-                f'a Fifo samples rows once. Leave out replace ({replace}) and sample_range ({sample_range}).'
-            )
+        self.refuse_options(replace, sample_range)
         if not self.queue.has_begun:
             raise not_enough(size, 0)
         found, count, row = [], 0, self.queue.last_place().next
@@ -219,17 +212,6 @@ class Fifo(Sampler):
         if self.queue.has_begun:  # Otherwise they left in the meantime, with all others.
             self.queue.deliver(rows)
         return None
-
-    def sampled_by(self, ahead: Optional[DrawsAhead]) -> None:
-        """
-        Overview:
-            Prepare a sample. Batches that another Prefetch drew ahead go back, so that rows come in order and once.
-        Arguments:
-            - ahead: The Prefetch that draws ahead for this sample, or None.
-        """
-        if self._drawer is not None and self._drawer is not ahead:
-            self._drawer.give_back()
-        self._drawer = ahead
 
     def drawn(self, rows: Array) -> None:
         self.queue.draw_ahead(rows)

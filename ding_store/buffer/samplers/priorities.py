@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Protocol, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Protocol, Tuple
 
 import numpy as np
 import torch
@@ -46,6 +46,8 @@ class Priorities(RowListener):
         self.flush = self._pending.flush
         #: Records the priorities, for a table with a path.
         self._persisted: Optional[PersistedPriorities] = None
+        #: Other masses that follow the same priorities.
+        self._followers: List[Masses] = []
 
     @property
     def is_compiled(self) -> bool:
@@ -77,6 +79,16 @@ class Priorities(RowListener):
         """Restore the recorded priorities and step, and record each from now on. Rows without one count as new."""
         self._persisted = None
         self._persisted = PersistedPriorities(self, draws, self.masses.index, values)
+
+    def follow(self, masses: Masses) -> None:
+        """Compute other masses from the same priorities as well, from now on."""
+        index = self.masses.index
+        with index.lock:
+            self.flush()
+            masses.begin(index)
+            slots = index.live_slots.astype(np.int64)
+            masses.set(slots, self.masses.priorities_at(slots, self.max_priority))
+            self._followers.append(masses)
 
     def changed(self, slots: Array) -> None:
         """Compute the masses of these slots at the next draw."""
@@ -163,7 +175,11 @@ class Priorities(RowListener):
     def load_state(self, state: Mapping[str, Array]) -> None:
         """Restore a ``state`` that ``check_state`` accepts. The caller holds the index's lock."""
         self._pending.clear()
-        self.masses.load_state(self.masses.index.slots_by_age(), state)
+        slots = self.masses.index.slots_by_age().astype(np.int64)
+        self.masses.load_state(slots, state)
+        for each in self._followers:
+            each.clear()
+            each.set(slots, self.masses.priorities_at(slots, float(state['max_priority'])))
         self.max_priority = float(state['max_priority'])
         self.num_stale_updates = int(state['num_stale_updates'])
         if self._persisted is not None:
@@ -184,7 +200,8 @@ class Priorities(RowListener):
         """Start anew: all rows left, and the next ones may be of another kind."""
         self._pending.clear()
         self.max_priority = 1.0
-        self.masses.clear()
+        for each in (self.masses, *self._followers):
+            each.clear()
 
     def settled(self, slots: Array) -> None:
         self._pending.add(slots)
@@ -193,10 +210,16 @@ class Priorities(RowListener):
         self.flush()
 
     def resized(self, capacity: int, source: Array, target: Array) -> None:
-        self.masses.resize(capacity, source, target)
+        for each in (self.masses, *self._followers):
+            each.resize(capacity, source, target)
 
     def _refresh(self, slots: Array) -> None:
-        self.masses.refresh(slots, self.max_priority)
+        for each in (self.masses, *self._followers):
+            each.refresh(slots, self.max_priority)
+
+    def _set(self, slots: Array, values: Array) -> None:
+        for each in (self.masses, *self._followers):
+            each.set(slots, values)
 
     def _put(self, rows: Array, priority: Any) -> int:
         """Set priorities. Return how many of the rows are gone."""
@@ -210,7 +233,7 @@ class Priorities(RowListener):
                 largest = kernels.locate(np.asarray(index.row_of_slot), rows, values, masses.limit, slots)
                 if largest >= 0:
                     self.max_priority = max(self.max_priority, largest)
-                    masses.set(slots, values)
+                    self._set(slots, values)
                     if self._persisted is not None:
                         self._persisted.record(slots, rows, values)
                     return 0
@@ -224,7 +247,7 @@ class Priorities(RowListener):
             slots, values = slots[found], values[found]
         if num_found:
             self.max_priority = max(self.max_priority, float(np.maximum.reduce(values)))
-            self.masses.set(slots, values)
+            self._set(slots, values)
             if self._persisted is not None:
                 self._persisted.record(slots, rows[found], values)
         return len(rows) - num_found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -94,6 +94,8 @@ class RowIndex:
         self.next_row = next_row
         #: Row numbers below this one may have metas on disk, for rows that never became live.
         self.promised_row = next_row
+        #: Receives a number, and returns the slots of as many rows that leave for new ones. None: the oldest leave.
+        self.remover: Optional[Callable[[int], Array]] = None
         self._listeners = Listeners()
         self._build(filled(capacity, EMPTY, np.int64) if row_of_slot is None else row_of_slot)
 
@@ -130,7 +132,7 @@ class RowIndex:
         """
         Overview:
             Reserve slots for ``num_rows`` new rows, at most the capacity. The oldest rows are evicted if there is no
-            room. The slots belong to the caller until ``publish`` or ``restore``.
+            room, or those that ``remover`` chooses. The slots belong to the caller until ``publish`` or ``restore``.
         Returns:
             - slots (:obj:`np.ndarray`): The slots.
             - evicted (:obj:`np.ndarray`): Row numbers of the evicted rows. They were in the first of these slots.
@@ -224,6 +226,10 @@ class RowIndex:
     def oldest(self, num_rows: int) -> Array:
         """Return the slots of the ``num_rows`` oldest live rows, or of all if there are fewer, as a copy."""
         return self.slots_by_age()[:num_rows].astype(np.intp)
+
+    def leaving(self, num_rows: int) -> Array:
+        """Return the slots of the ``num_rows`` rows that leave next if there is no room."""
+        return self.oldest(num_rows) if self.remover is None else self.remover(num_rows)
 
     def relocations(self, capacity: int) -> Tuple[Array, Array]:
         """
@@ -335,7 +341,12 @@ class RowIndex:
             listener.removed(slots)
 
     def _retire(self, num_rows: int) -> Tuple[Array, Array]:
-        """Evict the oldest rows. Return their slots, which are the next free ones in this order, and their numbers."""
+        """Evict rows. Return their slots, which are the next free ones in this order, and their numbers."""
+        if self.remover is not None:
+            leaving = self.remover(num_rows)
+            rows = self.row_of_slot[leaving]
+            self.remove(leaving)
+            return leaving, rows
         log, oldest = self._log, NO_ROWS
         head, end = log.head, log.head + num_rows
         try:

@@ -251,7 +251,7 @@ class TableShape:
             # Readers that are copying repeat the read. Other readers wait for the index lock.
             self._reads.repeat()
             self._guard.announce()
-            self._index.remove(self._index.oldest(max(0, self._index.count - capacity)))
+            self._index.remove(self._index.leaving(max(0, self._index.count - capacity)))
             # Sync before the first byte of the rows that move to the slots of the evicted ones.
             self._durability.sync_numbers()
             source, target = self._index.relocations(capacity)
