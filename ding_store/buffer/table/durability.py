@@ -56,7 +56,7 @@ class Durability:
             columns.add(specs)
             self.describe(self.info)
             return
-        columns.open(table_dir.header.columns, int(self._index.live_slots.max(initial=-1)) + 1)
+        columns.open(table_dir.header.columns, self._index.live_slots)
         if specs and specs != columns.specs:
             raise SchemaMismatch(f'{table_dir.path!r} holds a table of the columns {columns.specs}, not {specs}')
         self.redo()
@@ -105,7 +105,9 @@ class Durability:
             rows, columns = redo_record.decode(record, self._columns.stored_columns())
             with self._index.lock:
                 slots, found = self._index.find(rows)
-            self._columns.overwrite(slots[found], {name: values[found] for name, values in columns.items()})
+            columns = {name: values[found] for name, values in columns.items()}
+            self._columns.reserve_frames(len(slots[found]), columns)
+            self._columns.overwrite(slots[found], columns)
         self.sync_columns()
         self._table_dir.redo.clear()
 
@@ -140,7 +142,7 @@ class Durability:
     def resizing(self, capacity: int) -> Callable[[], Array]:
         """Return the function that changes the capacity and returns the array of row numbers."""
         if self._table_dir is not None:
-            return self._table_dir.resizing(capacity)
+            return self._table_dir.resizing(capacity, self._columns.stored_columns(capacity))
         numbers = filled(capacity, EMPTY, np.int64)
 
         def resize() -> Array:

@@ -93,6 +93,7 @@ class TableShape:
             def add() -> None:
                 missing = {name: spec for name, spec in specs.items() if name not in self._columns}
                 self._columns.add(missing)
+                self._listen_for_frames()
                 for name, value in (fill or {}).items():
                     self._columns.fill_value(name, value)
                 known = self._columns.specs
@@ -289,17 +290,7 @@ class TableShape:
             'other than k/255. Nothing is lost.',
             name,
         )
-        replace = self._columns.replacing(name, self._columns.specs[name])
-
-        def widen_column() -> None:
-            with self._index.lock:
-                # Readers that copy from the old column repeat the read. Other readers wait for the lock.
-                self._reads.repeat()
-                replace()
-                self._columns.recount(self._index.live_slots)
-            self._durability.describe(self._durability.info)
-
-        finish(widen_column)
+        self._convert(self._columns.replacing(name, self._columns.specs[name]))
 
     def judge_sharing(self) -> None:
         """
@@ -327,6 +318,7 @@ class TableShape:
                 self._reads.repeat()
                 replace()
                 self._columns.recount(self._index.live_slots)
+            self._durability.describe(self._durability.info)
 
         finish(convert)
 

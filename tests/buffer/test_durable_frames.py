@@ -1,0 +1,288 @@
+"""Frames that are kept once in a directory: what its files say, a kill at any line, a full disk, and damage."""
+
+import errno
+import json
+import logging
+import os
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+import numpy as np
+import pytest
+import torch
+from test_durable import copy, images_at_lines, num_descriptors, put
+
+from ding_store import free_space
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.persistence import table_header
+from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, NotEnoughSpace
+
+FRAMES = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1300, 32, 33), np.uint8))
+SIZE = 8
+
+
+def element(i: int) -> Dict[str, torch.Tensor]:
+    """An element with three frames in two stacks. It shares two of them with the next element."""
+    return {'obs': FRAMES[i : i + 2].clone(), 'next_obs': FRAMES[i + 1 : i + 3].clone(), 'number': torch.tensor([i])}
+
+
+def number(data: Any) -> int:
+    i = int(data['number'])
+    assert all(torch.equal(data[name], value) for name, value in element(i).items())
+    return i
+
+
+def numbers(buffer: StoreBuffer) -> Dict[str, int]:
+    return {item.index: number(item.data) for item in buffer}
+
+
+def filled(path: Path, count: int = SIZE + 3, **options: Any) -> StoreBuffer:
+    buffer = StoreBuffer(SIZE, path=str(path), **options)
+    for i in range(count):
+        buffer.push(element(i))
+    return buffer
+
+
+def num_frames(buffer: StoreBuffer) -> List[int]:
+    return [each.pool.num_used for each in buffer.table.columns.shared.values()]
+
+
+def fields_of(path: Path) -> Any:
+    return json.loads((path / 'header').read_bytes().split(b'\n', 1)[1])
+
+
+def test_frames_of_a_reopened_buffer_are_found_again(tmp_path: Path) -> None:
+    filled(tmp_path, 6).close()
+    with closing(StoreBuffer(SIZE, path=str(tmp_path), share_frames=False)) as buffer:
+        assert numbers(buffer) == {str(i): i for i in range(6)}
+        assert num_frames(buffer) == [8, 8]
+        buffer.push(element(5))
+        buffer.push(element(6))
+        assert num_frames(buffer) == [9, 9]
+        assert buffer.check() == []
+
+
+def test_frames_take_one_place_each_in_the_files(tmp_path: Path) -> None:
+    buffer = StoreBuffer(1000, path=str(tmp_path))
+    for start in range(0, 1000, 100):
+        buffer.extend_elements([element(i) for i in range(start, start + 100)])
+    buffer.close()
+    used = sum(os.stat(each).st_blocks * 512 for each in tmp_path.glob('*.column'))
+    assert used < 1002 * FRAMES[0].nbytes + (1 << 20) + 16 * (1 << 20)
+
+
+def test_header_of_shared_frames_is_refused_by_older_versions(tmp_path: Path, monkeypatch: Any) -> None:
+    filled(tmp_path).close()
+    assert fields_of(tmp_path)['version'] == 5
+    monkeypatch.setattr(table_header, 'VERSION_OF_FRAMES', 6)
+    with pytest.raises(FormatMismatch, match='has version 5, but'):
+        StoreBuffer(SIZE, path=str(tmp_path))
+
+
+def test_header_without_shared_frames_is_of_the_older_version(tmp_path: Path) -> None:
+    filled(tmp_path, share_frames=False).close()
+    fields = fields_of(tmp_path)
+    assert fields['version'] == 4
+    assert all('frames' not in column for column in fields['columns'])
+    # It stays as it is.
+    with closing(StoreBuffer(SIZE, path=str(tmp_path))) as buffer:
+        buffer.push(element(11))
+        assert num_frames(buffer) == []
+        assert list(numbers(buffer).values()) == list(range(4, 12))
+
+
+def test_frames_that_do_not_recur_give_their_files_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    buffer = StoreBuffer(1200, path=str(tmp_path))
+    rows = [{'obs': FRAMES[2 * i : 2 * i + 2].clone(), 'number': torch.tensor([i])} for i in range(600)]
+    with caplog.at_level(logging.INFO):
+        buffer.extend_elements(rows)
+        buffer.extend_elements([{**each, 'obs': each['obs'] ^ 255} for each in rows[:500]])
+    assert "column 'obs' shares no frames from now on" in caplog.text
+    assert fields_of(tmp_path)['version'] == 4
+    assert len(list(tmp_path.glob('*.column'))) == 2
+    assert buffer.check() == []
+    buffer.close()
+    with closing(StoreBuffer(1200, path=str(tmp_path))) as buffer:
+        assert torch.equal(buffer[1003].data['obs'], rows[403]['obs'] ^ 255)
+        assert buffer.check() == []
+
+
+def test_table_larger_than_memory_shares_no_frames(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    monkeypatch.setattr(free_space, 'available_memory', lambda: SIZE * 4 * FRAMES[0].nbytes // 8 - 1)
+    with caplog.at_level(logging.INFO), closing(filled(tmp_path)) as buffer:
+        assert num_frames(buffer) == []
+        assert numbers(buffer) == {str(i): i for i in range(3, 11)}
+    assert caplog.text.count("the columns ['next_obs', 'obs'] share no frames: even an eighth") == 1
+
+
+# Killed at every line
+
+
+def extend(buffer: StoreBuffer) -> None:
+    buffer.extend_elements([element(i) for i in range(20, 24)], commit={'cursor': 1})
+
+
+def delete_and_push(buffer: StoreBuffer) -> None:
+    buffer.delete(['4', '5', '8'])
+    buffer.push(element(30))
+
+
+def update(buffer: StoreBuffer) -> None:
+    buffer.update('7', element(40))
+
+
+def widen(buffer: StoreBuffer) -> None:
+    buffer.table.shape._convert(buffer.table.columns.replacing('obs', buffer.table.columns.specs['obs']))
+    buffer.push(element(50))
+
+
+#: What is done, the rows that it may remove, and those that it adds or changes.
+WORK: Dict[str, Tuple[Callable[[StoreBuffer], Any], List[int], Dict[str, int]]] = {
+    'extend': (extend, [3, 4, 5, 6], {str(11 + k): 20 + k for k in range(4)}),
+    'delete and push': (delete_and_push, [4, 5, 8], {'11': 30}),
+    'update': (update, [], {'7': 40}),
+    'no more sharing': (widen, [3], {'11': 50}),
+    'grow': (lambda buffer: buffer.resize(SIZE + 5), [], {}),
+    'shrink': (lambda buffer: buffer.resize(SIZE - 2), [3, 4], {}),
+}
+
+
+@pytest.mark.parametrize('name', WORK)
+def test_shared_frames_killed_at_any_line_are_whole(name: str, tmp_path: Path) -> None:
+    act, removed, new = WORK[name]
+    filled(tmp_path / 'model').close()
+    directory = tmp_path / 'copy'
+    copy(tmp_path / 'model', directory)
+    buffer = StoreBuffer(SIZE, path=str(directory))
+    images = images_at_lines(directory, lambda: act(buffer), 'table/columns.py')
+    after = numbers(buffer)
+    buffer.close()
+    before = {str(i): i for i in range(3, 11)}
+    assert set(after.items()) - set(before.items()) == set(new.items())
+    for image, line in images.found.items():
+        put(image, directory)
+        buffer = reopened(directory)
+        assert buffer.check() == [], f'line {line}'
+        found = numbers(buffer)
+        kept = {index: value for index, value in before.items() if int(index) not in removed and index not in new}
+        others = {index: value for index, value in found.items() if index not in kept}
+        assert {index: found.get(index) for index in kept} == kept, f'line {line}'
+        assert set(others.items()) <= set(before.items()) | set(new.items()), f'line {line}'
+        # What a kill left may be free: the next rows overwrite no frame that is not.
+        buffer.extend_elements([element(i) for i in range(60, 63)])
+        assert set(numbers(buffer).items()) <= set(found.items()) | {
+            (str(buffer.table.next_row - 3 + k), 60 + k) for k in range(3)
+        }
+        assert buffer.check() == [], f'line {line}'
+        buffer.close()
+
+
+def reopened(path: Path) -> StoreBuffer:
+    for size in (SIZE, SIZE + 5, SIZE - 2):
+        try:
+            return StoreBuffer(size, path=str(path))
+        except ConfigError:
+            pass
+    raise AssertionError('it is of none of the expected sizes')
+
+
+# A full disk
+
+
+def grow(buffer: StoreBuffer) -> None:
+    for i in range(buffer.count(), 400):
+        buffer.push(element(i % 1000))
+
+
+@pytest.mark.parametrize('small_disk', ['2m'], indirect=True)
+def test_push_without_room_for_frames_changes_nothing(small_disk: Path) -> None:
+    buffer = StoreBuffer(4000, path=str(small_disk / 'table'))
+    with pytest.raises(NotEnoughSpace, match='no room for'):
+        for i in range(4000):
+            buffer.push(element(3 * (i % 400)))
+    held = numbers(buffer)
+    assert len(held) > 100
+    assert buffer.check() == []
+    buffer.push(element(0))  # Its frames are there.
+    with pytest.raises(NotEnoughSpace):
+        buffer.extend_elements([element(1 + 3 * i) for i in range(100)])
+    with pytest.raises(NotEnoughSpace):
+        buffer.update('0', {name: value ^ 255 for name, value in element(9).items() if name != 'number'} | {'number': 9})
+    assert numbers(buffer) == {**held, str(len(held)): 0}
+    assert buffer.check() == []
+    buffer.close()
+
+
+@pytest.mark.parametrize('number_of_call', range(4))
+def test_opening_of_frames_that_fails_leaves_no_file_open(number_of_call: int, tmp_path: Path, monkeypatch: Any) -> None:
+    filled(tmp_path).close()
+    before, calls, array = num_descriptors(), iter(range(100)), ColumnMemory._array
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number_of_call:
+            raise OSError(errno.ENOMEM, 'no memory')
+        return array(*arguments, **named)
+
+    monkeypatch.setattr(ColumnMemory, '_array', fail)
+    with pytest.raises(OSError, match='no memory'):
+        StoreBuffer(SIZE, path=str(tmp_path))
+    assert num_descriptors() == before
+
+
+@pytest.mark.parametrize('number_of_call', range(5))
+def test_frames_without_room_leave_no_files(number_of_call: int, tmp_path: Path, monkeypatch: Any) -> None:
+    buffer = StoreBuffer(SIZE, path=str(tmp_path))
+    before, files, calls, array = num_descriptors(), sorted(os.listdir(tmp_path)), iter(range(100)), ColumnMemory._array
+
+    def fail(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number_of_call:
+            raise NotEnoughSpace(errno.ENOSPC, 'the disk is full')
+        return array(*arguments, **named)
+
+    monkeypatch.setattr(ColumnMemory, '_array', fail)
+    with pytest.raises(NotEnoughSpace):
+        buffer.push(element(0))
+    monkeypatch.undo()
+    assert (num_descriptors(), sorted(os.listdir(tmp_path))) == (before, files)
+    buffer.push(element(0))
+    assert numbers(buffer) == {'0': 0}
+    buffer.close()
+
+
+# Damage
+
+
+@pytest.mark.parametrize('bad', [-1, SIZE * 4])
+def test_reference_to_no_frame_is_refused_and_reported(bad: int, tmp_path: Path) -> None:
+    buffer = filled(tmp_path, 5)
+    column = buffer.table.columns.current['next_obs'].stored
+    column[2, 1] = bad
+    assert buffer.check() == ['a row refers to a frame that does not exist']
+    buffer.close()
+    before = num_descriptors()
+    with pytest.raises(CorruptPayload, match=r"column 'next_obs' of slot 2 refers to a frame that does not exist"):
+        StoreBuffer(SIZE, path=str(tmp_path))
+    assert num_descriptors() == before
+
+
+def test_reference_of_a_row_that_was_never_committed_is_ignored(tmp_path: Path) -> None:
+    buffer = filled(tmp_path, 5)
+    buffer.table.columns.current['obs'].stored[5:] = -7
+    buffer.close()
+    with closing(StoreBuffer(SIZE, path=str(tmp_path))) as buffer:
+        assert numbers(buffer) == {str(i): i for i in range(5)}
+        assert buffer.check() == []
+
+
+def test_lost_hashes_only_keep_frames_twice(tmp_path: Path) -> None:
+    filled(tmp_path, 4).close()
+    (file,) = {column['frames']['hashes'] for column in fields_of(tmp_path)['columns'] if 'frames' in column}
+    size = (tmp_path / file).stat().st_size
+    (tmp_path / file).write_bytes(bytes(size))
+    with closing(StoreBuffer(SIZE, path=str(tmp_path))) as buffer:
+        for i in range(3, 9):
+            buffer.push(element(i))
+        assert list(numbers(buffer).values()) == [2, 3, 3, 4, 5, 6, 7, 8]
+        assert buffer.check() == []
