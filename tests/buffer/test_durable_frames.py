@@ -214,10 +214,8 @@ def test_push_without_room_for_frames_changes_nothing(small_disk: Path) -> None:
     buffer.close()
 
 
-@pytest.mark.parametrize('number_of_call', range(4))
-def test_opening_of_frames_that_fails_leaves_no_file_open(
-    number_of_call: int, tmp_path: Path, monkeypatch: Any
-) -> None:
+@pytest.mark.parametrize('place', range(4))
+def test_opening_of_frames_that_fails_leaves_no_file_open(place: int, tmp_path: Path, monkeypatch: Any) -> None:
     filled(tmp_path).close()
     before, calls, array = num_descriptors(), iter(range(100)), ColumnMemory._array
 
