@@ -50,7 +50,7 @@ class WrapperSettings:
         - sampler (:obj:`str`): 'auto': chosen by ``priority``. 'fifo': the oldest rows first, each ``max_use`` times,
           once by default. 'rank': prioritized by rank.
         - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
-        - share_frames (:obj:`Union[str, bool]`): 'auto': a buffer in memory keeps frames that recur once. False: not.
+        - share_frames (:obj:`Union[str, bool]`): 'auto': the buffer keeps frames that recur once. False: not.
         - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
           the steps (R2D2, IMPALA, QMIX and others) use it without a copy. All others get lists of its contents.
     """
