@@ -64,15 +64,6 @@ def test_frames_of_a_reopened_buffer_are_found_again(tmp_path: Path) -> None:
         assert buffer.check() == []
 
 
-def test_frames_take_one_place_each_in_the_files(tmp_path: Path) -> None:
-    buffer = StoreBuffer(1000, path=str(tmp_path))
-    for start in range(0, 1000, 100):
-        buffer.extend_elements([element(i) for i in range(start, start + 100)])
-    buffer.close()
-    used = sum(os.stat(each).st_blocks * 512 for each in tmp_path.glob('*.column'))
-    assert used < 1002 * FRAMES[0].nbytes + (1 << 20) + 16 * (1 << 20)
-
-
 def test_header_of_shared_frames_is_refused_by_older_versions(tmp_path: Path, monkeypatch: Any) -> None:
     filled(tmp_path).close()
     assert fields_of(tmp_path)['version'] == 5

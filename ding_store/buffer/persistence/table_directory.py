@@ -37,14 +37,15 @@ The states of a slot. The arrow names what is stored, in this order by one threa
 A column that shares frames holds their numbers. How many rows refer to a frame is not stored: it is counted on
 opening, from the references of LIVE rows. A frame that none of them refers to is FREE. The states of a frame:
 
-    FREE --- bytes, then hash -> FREE    no LIVE row refers to it
-    FREE --- references -------> FREE    their row is not LIVE yet, or the redo record holds its whole values
-    FREE --- commit of a row --> USED    by this row. Further rows may refer to it as well
-    USED --- -1 of its last row > FREE   before the first byte of its successor
+    FREE --- bytes, then hash --> FREE   nothing refers to the frame yet
+    FREE --- reference ---------> FREE   the row that refers to it is not LIVE yet
+    FREE --- commit of a row ---> USED   other rows may come to refer to the frame as well
+    USED --- -1 of its last row > FREE   this is stored before the first byte of the next frame in this place
 
-A crash thus leaves bytes of another frame only in frames that are FREE, and in those of a row in the redo record, which
-is written anew on opening. A crash may leave a wrong hash. Frames are shared only after their bytes were compared, so
-equal frames may then be kept twice, and nothing else happens.
+An update gives up the frames of its rows, and writes the new ones, after the redo record, which holds whole values. A
+crash from then on may leave these rows with wrong frames, until the redo record is repeated. No other row has them.
+A crash may also leave a wrong hash. Frames are shared only after their bytes were compared, so equal frames may then be
+kept twice, and nothing else happens.
 
 Commits do not include the state of samplers. Only priorities that come with new rows are stored before the rows are
 LIVE. Later priorities, use counts and a queue's place are stored before the call that changes them returns.

@@ -51,7 +51,7 @@ _MAX_RUNS = 4
 class _Layout:
     """The columns at one time. Readers must not combine the arrays of one time with the names of another."""
 
-    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'row_bytes', 'shared', 'specs')
+    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'pools', 'row_bytes', 'shared', 'specs')
 
     def __init__(self, memory: ColumnMemory, narrow_names: Collection[str], shared: Mapping[str, Shared]) -> None:
         self.memory, self.arrays, self.narrow_names, self.shared = memory, memory.columns, narrow_names, shared
@@ -61,11 +61,7 @@ class _Layout:
         self.specs: Dict[str, ColumnSpec] = {name: (each.dtype, each.shape) for name, each in self.columns.items()}
         self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
         self.row_bytes = sum(column.row_bytes for column in self.columns.values())
-
-    @property
-    def pools(self) -> List[FramePool]:
-        """The pools of the columns that share frames."""
-        return pools_of(self.shared)
+        self.pools = pools_of(shared)
 
     def close(self) -> None:
         self.memory.close()
