@@ -6,7 +6,7 @@ import mmap
 import os
 from contextlib import nullcontext
 from math import prod
-from typing import Callable, ContextManager, Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Collection, ContextManager, Dict, Iterable, List, Mapping, Optional
 
 import numpy as np
 
@@ -212,10 +212,11 @@ class ColumnMemory:
 
         return resize
 
-    def sync(self) -> None:
-        """Write all bytes of the files to the disk."""
-        for file in self._file_of.values():
-            os.fdatasync(file.fd)
+    def sync(self, names: Optional[Collection[str]] = None) -> None:
+        """Write all bytes of the files to the disk, or those of some columns."""
+        for name, file in self._file_of.items():
+            if names is None or name in names:
+                os.fdatasync(file.fd)
 
     def reading(self, columns: Mapping[str, Array], slots: Array) -> ContextManager[None]:
         """Return a context for a copy of these slots of columns that a reader holds, see ``DiskReads``."""

@@ -203,8 +203,8 @@ class FramePool:
         return resize
 
     def sync(self) -> None:
-        """Write all bytes of the files to the disk."""
-        self._memory.sync()
+        """Write all frames to the disk. After a power cut, hashes may be those of earlier frames."""
+        self._memory.sync([_FRAMES])
 
     def close(self) -> None:
         """Close the files. Readers that hold the frames can continue to read them."""
