@@ -15,7 +15,9 @@ from test_durable import copy, images_at_lines, num_descriptors, put
 
 from ding_store import free_space
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.elements.save_blocks import ColumnBlocks
 from ding_store.buffer.persistence import table_header
+from ding_store.buffer.saving import saves
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
@@ -108,6 +110,55 @@ def test_table_larger_than_memory_shares_no_frames(tmp_path: Path, monkeypatch: 
     assert caplog.text.count("the columns ['next_obs', 'obs'] share no frames: even an eighth") == 1
 
 
+# Saves
+
+
+def test_save_has_each_frame_of_a_block_once(tmp_path: Path) -> None:
+    sizes = {}
+    for share_frames in ('auto', False):
+        buffer = StoreBuffer(120, share_frames=share_frames)
+        buffer.extend_elements([element(i) for i in range(120)])
+        buffer.save_data(str(tmp_path / 'save'))
+        sizes[share_frames] = (tmp_path / 'save').stat().st_size
+        for path in (None, str(tmp_path / f'table {share_frames}')):
+            with closing(StoreBuffer(100, path=path)) as loaded:
+                loaded.load_data(str(tmp_path / 'save'))
+                assert list(numbers(loaded).values()) == list(range(20, 120))
+                assert num_frames(loaded) == [102, 102]
+                assert loaded.check() == []
+    assert sizes['auto'] < 122 * FRAMES[0].nbytes + 20_000
+    assert sizes[False] > 480 * FRAMES[0].nbytes
+
+
+def test_save_of_frames_is_refused_by_older_versions(tmp_path: Path, monkeypatch: Any) -> None:
+    buffer = StoreBuffer(SIZE)
+    buffer.push(element(0))
+    buffer.save_data(str(tmp_path / 'save'))
+    monkeypatch.setattr(saves, 'VERSION_OF_FRAMES', 6)
+    with pytest.raises(FormatMismatch, match='has format 5, but'):
+        buffer.load_data(str(tmp_path / 'save'))
+
+
+def test_save_during_which_sharing_ends_has_all_rows(tmp_path: Path, monkeypatch: Any) -> None:
+    buffer = StoreBuffer(40)
+    buffer.extend_elements([element(i) for i in range(30)])
+    write, calls = ColumnBlocks._write_block, []
+
+    def write_and_end(blocks: ColumnBlocks, rows: np.ndarray) -> np.ndarray:
+        if not calls:
+            end_sharing(buffer)
+        calls.append(len(rows))
+        return write(blocks, rows)
+
+    monkeypatch.setattr(saves, '_FEW_BYTES', 1000)  # so that rows are saved before the lock is taken
+    monkeypatch.setattr(ColumnBlocks, '_write_block', write_and_end)
+    buffer.save_data(str(tmp_path / 'save'))
+    assert len(calls) > 1
+    with closing(StoreBuffer(40)) as loaded:
+        loaded.load_data(str(tmp_path / 'save'))
+        assert list(numbers(loaded).values()) == [*range(30), 50]
+
+
 # Killed at every line
 
 
@@ -124,7 +175,7 @@ def update(buffer: StoreBuffer) -> None:
     buffer.update('7', element(40))
 
 
-def widen(buffer: StoreBuffer) -> None:
+def end_sharing(buffer: StoreBuffer) -> None:
     buffer.table.shape._convert(buffer.table.columns.replacing('obs', buffer.table.columns.specs['obs']))
     buffer.push(element(50))
 
@@ -134,7 +185,7 @@ WORK: Dict[str, Tuple[Callable[[StoreBuffer], Any], List[int], Dict[str, int]]] 
     'extend': (extend, [3, 4, 5, 6], {str(11 + k): 20 + k for k in range(4)}),
     'delete and push': (delete_and_push, [4, 5, 8], {'11': 30}),
     'update': (update, [], {'7': 40}),
-    'no more sharing': (widen, [3], {'11': 50}),
+    'no more sharing': (end_sharing, [3], {'11': 50}),
 }
 
 

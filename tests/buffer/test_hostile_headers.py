@@ -161,7 +161,7 @@ def test_save_with_a_false_field_is_refused_by_name(tmp_path: Path) -> None:
     """Its checksums are right: whoever writes one may say anything in it."""
     from ding_store.buffer.saving.save_files import MAGIC
 
-    name, buffer = tmp_path / 'save', filled(tmp_path / 'table', 'columns')
+    name, buffer = tmp_path / 'save', filled(tmp_path / 'table', 'frames')
     buffer.save_data(str(name))
     buffer.close()
     data = name.read_bytes()[len(MAGIC) :]
