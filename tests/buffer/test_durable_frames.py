@@ -16,8 +16,9 @@ from test_durable import copy, images_at_lines, num_descriptors, put
 from ding_store import free_space
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.elements.save_blocks import ColumnBlocks
-from ding_store.buffer.persistence import table_header
+from ding_store.buffer.persistence import table_directory, table_header
 from ding_store.buffer.saving import saves
+from ding_store.buffer.table import columns
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.errors import CorruptPayload, FormatMismatch, NotEnoughSpace
 
@@ -176,7 +177,7 @@ def update(buffer: StoreBuffer) -> None:
 
 
 def end_sharing(buffer: StoreBuffer) -> None:
-    buffer.table.shape._convert(buffer.table.columns.replacing('obs', buffer.table.columns.specs['obs']))
+    buffer.table.shape._convert('obs', buffer.table.columns.specs['obs'])
     buffer.push(element(50))
 
 
@@ -256,6 +257,39 @@ def fail_at(place: int, error: Exception, context: pytest.MonkeyPatch) -> None:
         return array(*arguments, **named)
 
     context.setattr(ColumnMemory, '_array', fail)
+
+
+@pytest.mark.parametrize('is_exact', [True, False])
+def test_header_without_room_leaves_the_columns(is_exact: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """Of a column that becomes wider, and of one that should share no more frames."""
+
+    def row(i: int, noise: float = 0.0) -> Dict[str, torch.Tensor]:
+        return {name: value.float() / 255 + noise for name, value in element(i).items() if name != 'number'}
+
+    def fail(*arguments: Any) -> Any:
+        raise NotEnoughSpace(errno.ENOSPC, 'the disk is full')
+
+    buffer = StoreBuffer(SIZE, path=str(tmp_path))
+    buffer.extend_elements([row(3 * i) for i in range(SIZE)])
+    files = sorted(os.listdir(tmp_path))
+    monkeypatch.setattr(columns, 'JUDGED_ROWS', 1)
+    monkeypatch.setattr(columns, 'MIN_RATIO', 9)
+    monkeypatch.setattr(table_directory, 'prepare_header', fail)
+    if is_exact:
+        buffer.table.shape.judge_sharing()
+    else:
+        with pytest.raises(NotEnoughSpace):
+            buffer.push(row(0, 0.1))
+    assert sorted(os.listdir(tmp_path)) == files
+    assert len(num_frames(buffer)) == 2
+    assert buffer.check() == []
+    monkeypatch.undo()
+    buffer.push(row(100, 0.0 if is_exact else 0.1))
+    buffer.close()
+    with closing(StoreBuffer(SIZE, path=str(tmp_path))) as buffer:
+        assert buffer.check() == []
+        assert torch.equal(buffer[2].data['obs'], row(9)['obs'])
+        assert torch.equal(buffer[7].data['obs'], row(100, 0.0 if is_exact else 0.1)['obs'])
 
 
 def test_opening_of_frames_that_fails_leaves_no_file_open(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.persistence.table_header import REFERENCE, StoredColumn
+from ding_store.buffer.persistence.table_header import ENCODING, REFERENCE, StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.column_memory import ColumnMemory, Replacement
 from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn, is_run
 from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.buffer.table.frame_sharing import (
@@ -260,7 +260,9 @@ class TableColumns:
             - NotEnoughSpace: There is no space for a column that cannot stay narrow.
         """
         names = [name for name in self.narrow.intersection(columns) if columns[name].dtype == np.uint8]
-        stored = self.as_stored(columns, names, lambda name: finish(self.replacing(name, self.specs[name], start)))
+        stored = self.as_stored(
+            columns, names, lambda name: finish(self.replacing(name, self.specs[name], start).replace)
+        )
         self.reserve_frames(len(next(iter(stored.values()), ())), stored)
         for name, values in stored.items():
             values = self.shared[name].intern(values) if name in self.shared else values
@@ -342,28 +344,30 @@ class TableColumns:
                 column.frames.capacity = max(column.frames.capacity, needed)
         return columns
 
-    def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Callable[[], None]:
+    def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Replacement:
         """
         Overview:
             Convert a column to a dtype that can hold all its values, or to that of its frames. The new one shares no
-            frames. The returned function replaces the old one. It may be called again. ``recount`` must follow.
+            frames. ``recount`` must follow its ``replace``.
         Arguments:
             - num_rows (:obj:`Optional[int]`): Slots from this one on hold nothing. By default, the used slots.
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         num_rows = self.num_used if num_rows is None else num_rows
-        replace_array = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
+        made = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
+        if name in self.narrow and spec[0] == np.uint8:
+            made.stored.encoding = ENCODING
 
         def replace() -> None:
-            replace_array()
+            made.replace()
             kept = {other: each for other, each in self.shared.items() if other != name}
             unused = self._pools_without(kept)
             self._refresh(shared=kept)
             for pool in unused:
                 pool.close()
 
-        return replace
+        return made._replace(replace=replace)
 
     def others(self) -> TableColumns:
         """Return an empty set of columns with as many slots, for ``becoming``."""

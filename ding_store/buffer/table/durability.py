@@ -11,6 +11,7 @@ from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns, ColumnSpec
@@ -121,6 +122,24 @@ class Durability:
         if self._table_dir is not None:
             self.sync_new(self._columns)
             self._table_dir.describe(self._columns.stored_columns(), info)
+
+    def describing(self, made: StoredColumn) -> Callable[[], None]:
+        """
+        Overview:
+            Return a function that writes a header with another column, which has the place of the present one by then.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        if self._table_dir is None:
+            return _nothing
+        columns = [made if each.name == made.name else each for each in self._columns.stored_columns()]
+        commit = self._table_dir.prepare(columns, self.info)
+
+        def describe() -> None:
+            self.sync_new(self._columns)
+            commit()
+
+        return describe
 
     def prepare(self, others: TableColumns, info: Any) -> Callable[[], None]:
         """Return the function that makes other columns valid, with the same rows."""
