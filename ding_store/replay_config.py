@@ -57,7 +57,7 @@ class WrapperSettings:
         - half_life (:obj:`Optional[float]`): With the sampler 'fresh', an element is half as likely after so many newer
           ones.
         - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
-        - share_frames (:obj:`Union[str, bool]`): 'auto': a buffer in memory keeps frames that recur once. False: not.
+        - share_frames (:obj:`Union[str, bool]`): 'auto': the buffer keeps frames that recur once. False: not.
         - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
           the steps (R2D2, IMPALA, QMIX and others) use it without a copy. All others get lists of its contents.
     """

@@ -55,7 +55,7 @@ class StoreBuffer(Buffer):
         - prefetch (:obj:`int`): The number of batches that a thread gathers ahead. This applies to ``sample_batch``,
           ``sample_time_major`` and ``sample_sequences``, and pays for large rows. See Prefetch.
         - share_frames (:obj:`Union[str, bool]`): ``'auto'`` keeps frames that recur in several rows once, such as those
-          of Atari's stacks. False keeps each row by itself. Buffers with a path share no frames.
+          of Atari's stacks. False keeps each row by itself. Rows found in ``path`` stay in the form in which they are.
         - remover (:obj:`str`): Decides which elements leave a full buffer. ``'oldest'``: the oldest.
           ``'lowest_priority'``: those of the lowest priorities. ``'reservoir'``: the buffer keeps a uniform sample of
           all elements ever pushed, so that new ones may leave at once.

@@ -43,7 +43,8 @@ def make_saves(golden: Path, work: Path) -> None:
         save(golden, 'memory_limiter', buffer)
     expected = of_rows([(i, step(i), {}) for i in range(4)], 4, limiter={'num_inserts': 4, 'num_samples': 3})
     write_json(golden / 'memory_limiter.expected.json', expected)
-    for case in ('columns', 'fixed_sequences', 'metas', 'episodes', 'new_column', 'narrow', 'widened', 'loaded'):
+    of_columns = 'columns', 'fixed_sequences', 'metas', 'new_column', 'narrow', 'widened', 'shared_frames'
+    for case in (*of_columns, 'episodes', 'loaded'):
         path = work / f'{case}.saved'
         expected = TABLES[case](str(path))
         with closing(open_table(case, str(path))) as buffer:

@@ -186,6 +186,38 @@ def widened(path: str) -> Dict[str, Any]:
     return of_rows([(i, frame(i, is_exact=i != 3), {}) for i in range(1, 5)], 5)
 
 
+def stacks(i: int) -> Dict[str, Any]:
+    """Two stacks of three frames in all, of which the next element has two."""
+    frames = [torch.from_numpy(np.random.RandomState(i + k).randint(0, 256, (32, 32), np.uint8)) for k in range(3)]
+    return {'obs': torch.stack(frames[:2]), 'next_obs': torch.stack(frames[1:]), 'i': i}
+
+
+def shared_frames(path: str) -> Dict[str, Any]:
+    """Of the second version of headers: rows refer to frames."""
+    with closing(open_table('shared_frames', path)) as buffer:
+        for i in range(6):
+            buffer.push(stacks(i))
+        buffer.update('3', stacks(30))
+        assert buffer.table.columns.shared
+    return of_rows([(i, stacks(30 if i == 3 else i), {}) for i in range(2, 6)], 6)
+
+
+def shared_frames_resized(path: str) -> Dict[str, Any]:
+    """Frames as bytes, of which some were freed."""
+
+    def element(i: int) -> Dict[str, Any]:
+        return {name: each.float() / 255 if name != 'i' else each for name, each in stacks(i).items()}
+
+    with closing(StoreBuffer(6, path=path)) as buffer:
+        for i in range(9):
+            buffer.push(element(i), {'i': i})
+        buffer.delete('5')
+        buffer.resize(4)
+        assert buffer.table.columns.shared
+        assert buffer.table.columns.narrow
+    return of_rows([(i, element(i), {'i': i}) for i in (4, 6, 7, 8)], 9)
+
+
 def prioritized(path: str) -> Dict[str, Any]:
     with closing(open_table('prioritized', path)) as buffer:
         buffer.extend_elements(steps(0, 3), priority=[1.0, 2.0, 3.0])
@@ -380,6 +412,8 @@ TABLES: Dict[str, Make] = {
     'new_column': new_column,
     'narrow': narrow,
     'widened': widened,
+    'shared_frames': shared_frames,
+    'shared_frames_resized': shared_frames_resized,
     'prioritized': prioritized,
     'limited': limited_uses,
     'sequences': sequences,

@@ -25,6 +25,8 @@ T = TypeVar('T', bound='Opened')
 CAPACITY = 100
 MAX_CHUNK = 40
 PAYLOAD = 2000
+#: Bytes of a frame. Each row has two frames, and shares one with the next row.
+FRAME = 1031
 
 _SAY_EVERY = 50
 
@@ -51,7 +53,12 @@ def columns_of(rows: np.ndarray, version: int = 0, has_meta: int = 0) -> Dict[st
         'has_meta': np.full(len(rows), has_meta, np.int64),
         'payload': payload,
         'sum': sums,
+        'stack': np.stack([frames_of(rows + k, version) for k in range(2)], axis=1),
     }
+
+
+def frames_of(numbers: np.ndarray, version: int) -> np.ndarray:
+    return ((numbers[:, None] * 2654435761 + version * 40503) // (1 + np.arange(FRAME))).astype(np.uint8)
 
 
 def element_of(row: int, version: int = 0, has_meta: int = 0) -> ttorch.Tensor:
@@ -155,7 +162,7 @@ def _wrong_payloads(buffer: StoreBuffer, rows: np.ndarray, words: Any) -> Iterat
     for version in (0, 1):
         of_it = found['version'] == version
         expected = columns_of(rows[of_it], version)
-        for name in ('row', 'payload', 'sum'):
+        for name in ('row', 'payload', 'sum', 'stack'):
             same = found[name][of_it] == expected[name]
             same = same.all(axis=tuple(range(1, same.ndim)))
             if not same.all():

@@ -179,7 +179,7 @@ def overwrite(name: str, data: bytes) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ('damage', 'error', 'message'),
     [
-        (lambda path: header_of(path, version=5), FormatMismatch, 'version 5'),
+        (lambda path: header_of(path, version=6), FormatMismatch, 'version 6'),
         (lambda path: header_of(path, capacity=11), ConfigError, r'capacity 11, not 10.*resize'),
         (overwrite('header', b'12345678\n{}'), CorruptPayload, 'checksum'),
         (overwrite('header', b'garbage'), CorruptPayload, 'header'),

@@ -30,7 +30,7 @@ class Frames(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = FramePool((np.dtype(np.uint8), (self.size,)), self.capacity, hash_bits=self.hash_bits)
+        self.pool = FramePool((np.dtype(np.uint8), (self.size,)), self.capacity)
         self.rows: Dict[int, np.ndarray] = {}
         self.kinds: Dict[int, List[int]] = {}
         self.next = 0
@@ -73,13 +73,15 @@ class Frames(RuleBasedStateMachine):
 def test_frame_pool_equals_a_model(is_compiled: bool, hash_bits: int, size: int, monkeypatch: Any) -> None:
     if not is_compiled:
         monkeypatch.setattr(frame_pool, 'load_kernels', lambda: None)
+    monkeypatch.setattr(FramePool, 'hash_bits', hash_bits)
     machine = type('Machine', (Frames,), dict(size=size, hash_bits=hash_bits, is_compiled=is_compiled))
     run_state_machine_as_test(machine, settings=settings(max_examples=20, stateful_step_count=30, deadline=None))
 
 
 @pytest.mark.parametrize('hash_bits', [64, 4])
-def test_pool_of_many_frames_grows_its_table(hash_bits: int) -> None:
-    pool, rng = FramePool((np.dtype(np.uint8), (32, 32)), 3000, hash_bits=hash_bits), np.random.default_rng(0)
+def test_pool_of_many_frames_grows_its_table(hash_bits: int, monkeypatch: Any) -> None:
+    monkeypatch.setattr(FramePool, 'hash_bits', hash_bits)
+    pool, rng = FramePool((np.dtype(np.uint8), (32, 32)), 3000), np.random.default_rng(0)
     frames = rng.integers(0, 256, (1500, 32, 32), np.uint8)
     first, second = pool.intern(frames), pool.intern(frames[::-1])
     assert (second == first[::-1]).all()

@@ -69,9 +69,9 @@ def test_shared_frames_give_the_same_draws_as_without() -> None:
         assert np.array_equal(shared[3], plain[3])
 
 
-def test_shared_frames_are_off_on_demand_and_with_a_path(tmp_path: Any) -> None:
-    for options in ({'share_frames': False}, {'path': str(tmp_path / 'table')}):
-        buffer = StoreBuffer(10, **options)
+def test_shared_frames_are_off_on_demand(tmp_path: Any) -> None:
+    for path in (None, str(tmp_path / 'table')):
+        buffer = StoreBuffer(10, path=path, share_frames=False)
         push(buffer, [row(i) for i in range(5)])
         assert dict(buffer.table.columns.shared) == {}
         buffer.close()

@@ -15,6 +15,7 @@ from queues import persistent_queue
 
 from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.buffer.table import table as table_module
+from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.durability import Durability
 from ding_store.buffer.table.writes import RowWrites
 from ding_store.errors import ConfigError
@@ -44,6 +45,13 @@ def frame(i: int, is_exact: bool = True) -> Dict[str, Any]:
     """A frame that is kept as bytes, unless it is not exact."""
     levels = (torch.arange(1200) * (i + 1)) % 256
     return {'frame': levels.float() / 255 if is_exact else levels + 0.5}
+
+
+def stacks(i: int, is_exact: bool = True) -> Dict[str, Any]:
+    """Two stacks of bytes, unless they are not exact. They have three frames, of which the next element has two."""
+    levels = torch.arange(1100)[None] * torch.arange(i + 1, i + 4)[:, None] % 256
+    values = levels.float() / 255 if is_exact else levels + 0.5
+    return {'obs': values[:2].clone(), 'next_obs': values[1:].clone()}
 
 
 def episode(i: int, length: Optional[int] = None) -> List[Dict[str, Any]]:
@@ -305,6 +313,15 @@ WORKLOADS: Dict[str, Callable[[Path], List[Step]]] = {
         delete(3),
         push(step(10)),
     ],
+    'frames': lambda directory: [
+        extend([stacks(i) for i in range(4)], note={'cursor': 1}),
+        update(2, stacks(20)),
+        delete(1),
+        OPEN_AGAIN,
+        extend([stacks(i) for i in range(4, 9)]),
+        resize(7),
+        push(stacks(9, is_exact=False)),
+    ],
     'updates': lambda directory: [
         extend([step(i) for i in range(6)]),
         update(2, step(20)),
@@ -333,7 +350,7 @@ WORKLOADS: Dict[str, Callable[[Path], List[Step]]] = {
         extend([step(i) for i in range(5)], {'a': 1}),
         load(step, 100, 3, directory),
         push(step(5), {'b': 1}),
-        load(frame, 200, 4, directory),
+        load(stacks, 200, 4, directory),
         load(episode, 300, 4, directory),
         push(episode(7)),
     ],
@@ -520,7 +537,7 @@ def test_power_cut_after_a_run_without_fsync_loses_nothing(directory: Path, monk
     assert found_at(disk, steps, states, directory / 'cut') == []
 
 
-@pytest.mark.parametrize('name', ['updates', 'resizes', 'widening', 'loads', 'episodes'])
+@pytest.mark.parametrize('name', ['frames', 'widening', 'loads', 'episodes'])
 def test_power_cut_in_recovery_loses_nothing(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The power is cut, and once more while what is left is opened."""
     with watching(directory / 'disk', monkeypatch) as disk:
@@ -569,6 +586,13 @@ class CommitsFirst(RowWrites):
         self._durability.sync_columns()
 
 
+class SyncsNoFrames(TableColumns):
+    """Makes rows live before the frames to which they refer are on the disk."""
+
+    def sync(self) -> None:
+        self._memory.sync()
+
+
 class EvictsTooLate(RowWrites):
     """Overwrites the oldest rows before it is on the disk that they left."""
 
@@ -596,6 +620,8 @@ class UpdatesWithoutRecord(Durability):
         (NamesOtherColumnsFirst, 'lists that become episodes'),
         (CommitsFirst, 'pushes'),
         (EvictsTooLate, 'pushes'),
+        (EvictsTooLate, 'frames'),
+        (SyncsNoFrames, 'frames'),
         (UpdatesWithoutRecord, 'updates'),
     ],
 )

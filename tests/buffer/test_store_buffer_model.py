@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.errors import NotEnoughData, RowGone
 
 METAS = st.one_of(st.none(), st.fixed_dictionaries({}, optional={'env': st.integers(0, 2), 'p': st.floats(0, 1)}))
@@ -24,8 +25,11 @@ class BufferModel(RuleBasedStateMachine):
 
     @initialize(size=st.integers(1, 8), objects=st.booleans())
     def make(self, size: int, objects: bool) -> None:
-        self.buffer, self.size, self.objects, self.pushed = StoreBuffer(size, seed=1), size, objects, 0
+        self.buffer, self.size, self.objects, self.pushed = self.new_buffer(size), size, objects, 0
         self.model: List[list] = []
+
+    def new_buffer(self, size: int) -> StoreBuffer:
+        return StoreBuffer(size, seed=1)
 
     def element(self, i: int) -> Any:
         return {'name': 'x', 'number': i} if self.objects else transition(i)
@@ -122,7 +126,7 @@ class BufferModel(RuleBasedStateMachine):
         with tempfile.TemporaryDirectory() as directory:
             name = os.path.join(directory, 'data')
             self.buffer.save_data(name)
-            self.buffer = StoreBuffer(self.size, seed=1)
+            self.buffer = self.new_buffer(self.size)
             self.buffer.load_data(name)
 
     @invariant()
@@ -178,9 +182,42 @@ class WideFramesModel(FramesModel):
     largest = 0.3
 
 
+class DurableFramesModel(FramesModel):
+    """The same with a path. The buffer is closed and opened at any time, and all hashes are 0 to 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tempfile.TemporaryDirectory()
+        self.number_of_path = 0
+        FramePool.hash_bits = 2
+
+    def new_buffer(self, size: int) -> StoreBuffer:
+        if hasattr(self, 'buffer'):
+            self.buffer.close()
+        self.number_of_path += 1
+        return self.opened(size)
+
+    def opened(self, size: int) -> StoreBuffer:
+        return StoreBuffer(size, seed=1, path=os.path.join(self.root.name, str(self.number_of_path)))
+
+    @rule()
+    def duplicate(self) -> None:
+        """Instead of a copy, which would be in memory."""
+        self.buffer.close()
+        self.buffer = self.opened(self.size)
+
+    def teardown(self) -> None:
+        FramePool.hash_bits = 64
+        if hasattr(self, 'buffer'):
+            self.buffer.close()
+        self.root.cleanup()
+
+
 TestBufferModel = BufferModel.TestCase
 TestBufferModel.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)
 TestFramesModel = FramesModel.TestCase
-TestFramesModel.settings = settings(max_examples=15 * MORE, stateful_step_count=25, deadline=None)
+TestFramesModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)
 TestWideFramesModel = WideFramesModel.TestCase
-TestWideFramesModel.settings = settings(max_examples=8 * MORE, stateful_step_count=25, deadline=None)
+TestWideFramesModel.settings = settings(max_examples=5 * MORE, stateful_step_count=25, deadline=None)
+TestDurableFramesModel = DurableFramesModel.TestCase
+TestDurableFramesModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)

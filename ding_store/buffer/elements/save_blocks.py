@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from typing import IO, Callable, List
+from typing import IO, Callable, Dict, List, Mapping, Tuple
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.packet_file import PacketFile
 from ding_store.buffer.elements.packets import Place
-from ding_store.buffer.table.encodings import Column
+from ding_store.buffer.table.encodings import Column, columns_by_pool
 from ding_store.buffer.table.table import Table
 from ding_store.storage.encoding.checksum import checksum
 
@@ -32,6 +32,8 @@ class Blocks:
         self.lengths: List[int] = []
         self.sizes: List[int] = []
         self.checksums: List[int] = []
+        #: For each block, the number of frames of each pool. Empty if no columns share frames.
+        self.num_frames: List[List[int]] = []
 
     def num_bytes(self, rows: Array) -> int:
         """Return the approximate number of bytes of these rows."""
@@ -43,7 +45,10 @@ class Blocks:
 
 
 class ColumnBlocks(Blocks):
-    """Blocks of row numbers (int64), followed by the columns of these rows."""
+    """
+    Blocks of row numbers (int64), followed by the columns of these rows. Columns that share frames have references
+    (int32) to the frames of the block. These follow the columns, pool by pool, each frame once.
+    """
 
     def __init__(self, file: IO[bytes], table: Table) -> None:
         super().__init__()
@@ -63,7 +68,11 @@ class ColumnBlocks(Blocks):
             slots, found = self._table.index.find(rows)
             numbers, columns = self._table.index.row_of_slot, self._table.columns.current
         slots, rows = slots[found].astype(np.intp), rows[found]
-        parts = [rows.view(np.uint8), *self._copies(list(columns.values()), slots)]
+        references, frames = _shared(columns, slots)
+        copies = {**self._copies({n: each for n, each in columns.items() if n not in references}, slots), **references}
+        parts = [rows.view(np.uint8), *(copies[name] for name in columns), *(_bytes_of(each) for each in frames)]
+        if frames:
+            self.num_frames.append(list(map(len, frames)))
         for part in parts:
             self._file.write(part.data)
         self.lengths.append(len(rows))
@@ -73,17 +82,37 @@ class ColumnBlocks(Blocks):
         whole: Array = rows[numbers[slots] == rows]
         return whole
 
-    def _copies(self, columns: List[Column], slots: Array) -> List[Array]:
+    def _copies(self, columns: Mapping[str, Column], slots: Array) -> Dict[str, Array]:
         """Copy the bytes of these slots, so that no writer changes them between their checksum and the write."""
-        sizes = [len(slots) * column.row_bytes for column in columns]
+        sizes = [len(slots) * column.row_bytes for column in columns.values()]
         if len(self._scratch) < sum(sizes):
             self._scratch = np.empty(sum(sizes), np.uint8)
         ends = np.cumsum(sizes).tolist()
-        copies = [self._scratch[end - size : end] for end, size in zip(ends, sizes)]
-        for column, copy in zip(columns, copies):
+        copies = {name: self._scratch[end - size : end] for name, end, size in zip(columns, ends, sizes)}
+        for name, copy in copies.items():
             # A race with a writer is detected later.
-            column.take_bytes(slots, copy)
+            columns[name].take_bytes(slots, copy)
         return copies
+
+
+def _shared(columns: Mapping[str, Column], slots: Array) -> Tuple[Dict[str, Array], List[Array]]:
+    """
+    Return the bytes of references to the frames of a block, by column, and these frames, by pool. Like ``_copies``.
+    """
+    references: Dict[str, Array] = {}
+    frames: List[Array] = []
+    for group in columns_by_pool(columns):
+        found = {name: column.references(slots).reshape(-1) for name, column in group.items()}
+        numbers, places = np.unique(np.concatenate(list(found.values())), return_inverse=True)
+        ends = np.cumsum([len(each) for each in found.values()]).tolist()
+        for (name, each), end in zip(found.items(), ends):
+            references[name] = _bytes_of(places.reshape(-1)[end - len(each) : end].astype(np.int32))
+        frames.append(next(iter(group.values())).frames(numbers))
+    return references, frames
+
+
+def _bytes_of(array: Array) -> Array:
+    return array.reshape(-1).view(np.uint8)
 
 
 class PacketBlocks(Blocks):

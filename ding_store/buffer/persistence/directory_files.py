@@ -6,8 +6,6 @@ import os
 import re
 from typing import List
 
-import numpy as np
-
 from ding_store import private_files
 from ding_store.buffer.persistence.commits import FILE_BYTES
 from ding_store.buffer.persistence.journal import MIN_BYTES
@@ -103,9 +101,7 @@ class DirectoryFiles:
         needed = {self.of_generation(name, header.generation): size for name, size in sizes.items()}
         needed[self.file('commit')] = FILE_BYTES
         for column in header.columns:
-            row_bytes = np.dtype(column.dtype).itemsize * int(np.prod(column.shape))
-            if row_bytes:
-                needed[self.file(column.file)] = row_bytes * capacity
+            needed.update({self.file(name): size for name, size in column.sizes(capacity).items()})
         for path, num_bytes in needed.items():
             check_size(path, num_bytes)
 
@@ -117,7 +113,7 @@ class DirectoryFiles:
 
     def remove_orphans(self, header: TableHeader) -> None:
         """Remove all files that the header does not name."""
-        named = {column.file for column in header.columns}
+        named = {name for column in header.columns for name in column.sizes(header.capacity)}
         for name in os.listdir(self.path):
             if _TEMPORARY.fullmatch(name) or (COLUMN_FILE.fullmatch(name) and name not in named):
                 os.unlink(self.file(name))

@@ -5,7 +5,7 @@ A table's directory: its files, and the order of writes that lets the table surv
     header       JSON and its checksum: version, capacity, columns and their files, schema; replaced as a whole
     rows         per slot the row number, or a negative one: mapped, the very array that the index works on
     marks        per slot a checksum of the row number, see ``row_checksums``; mapped
-    NNN.column   one column, by slot; mapped
+    NNN.column   one column, by slot; or frames that columns share, or hashes of such frames, by number; mapped
     commit       the next row number, and the note of the caller: two records in turn, see ``commits``
     metas        journal of (row numbers, meta), of which the last one of a row counts
     packed       elements of varying size; columns hold their extents: see ``packed``
@@ -33,6 +33,19 @@ The states of a slot. The arrow names what is stored, in this order by one threa
 
     LIVE --- redo record ---> LIVE, to be overwritten --- payload ---> --- no redo record ---> LIVE
              a crash from here on                         repeats this
+
+A column that shares frames holds their numbers. How many rows refer to a frame is not stored: it is counted on
+opening, from the references of LIVE rows. A frame that none of them refers to is FREE. The states of a frame:
+
+    FREE --- bytes, then hash --> FREE   nothing refers to the frame yet
+    FREE --- reference ---------> FREE   the row that refers to it is not LIVE yet
+    FREE --- commit of a row ---> USED   other rows may come to refer to the frame as well
+    USED --- -1 of its last row > FREE   this is stored before the first byte of the next frame in this place
+
+An update gives up the frames of its rows, and writes the new ones, after the redo record, which holds whole values. A
+crash from then on may leave these rows with wrong frames, until the redo record is repeated. No other row has them.
+A crash may also leave a wrong hash. Frames are shared only after their bytes were compared, so equal frames may then be
+kept twice, and nothing else happens.
 
 Commits do not include the state of samplers. Only priorities that come with new rows are stored before the rows are
 LIVE. Later priorities, use counts and a queue's place are stored before the call that changes them returns.
@@ -264,10 +277,12 @@ class TableDirectory:
 
         return replace_all
 
-    def resizing(self, capacity: int) -> Callable[[], Array]:
+    def resizing(self, capacity: int, columns: List[StoredColumn]) -> Callable[[], Array]:
         """
         Overview:
             Reserve space for another capacity. The column files must be large enough already.
+        Arguments:
+            - columns (:obj:`List[StoredColumn]`): The columns as they are then.
         Returns:
             - resize (:obj:`Callable`): Switches to the capacity and returns the row numbers by slot. It needs no more
               space. Before a shrink, all rows beyond the capacity must have moved.
@@ -278,7 +293,7 @@ class TableDirectory:
         rows = self._rows.resized(capacity)
         if self.fsync:
             rows.flush()
-        header = replace(self.header, capacity=capacity)
+        header = replace(self.header, capacity=capacity, columns=columns)
         commit = prepare_header(self.file('header'), header, self.fsync)
 
         def resize() -> Array:

@@ -167,10 +167,10 @@ def _opened(file: IO[bytes], file_name: str) -> Save:
     header = file.read(min(int.from_bytes(file.read(8), 'little'), os.fstat(file.fileno()).st_size))
     fields = json.loads(header)
     version = fields['version']
-    if version != saves.VERSION:
+    if version not in (saves.VERSION, saves.VERSION_OF_FRAMES):
         raise FormatMismatch(
-            f'{file_name!r} has format {version}, but this ding_store reads format {saves.VERSION}. Load it with the '
-            'version of ding_store that wrote it.'
+            f'{file_name!r} has format {version}, but this ding_store reads the formats {saves.VERSION} and '
+            f'{saves.VERSION_OF_FRAMES}. Load it with the version of ding_store that wrote it.'
         )
     return (PackedSave if fields.get('packed') else Save)(file, header, file_name)
 

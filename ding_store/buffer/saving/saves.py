@@ -1,7 +1,7 @@
 """
 The present format of a saved buffer, its writer and its reader.
 
-    magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns)
+    magic, length of the header (8 bytes, little endian), header (JSON: version, schema, columns, frames of columns)
     blocks: row numbers and contents of some rows, see ``save_blocks``
     the row numbers of all valid rows, oldest first; each is in one or more blocks, of which the last is valid
     pickled extras (metas, and elements that are Python objects)
@@ -20,7 +20,7 @@ import os
 import pickle
 import zlib
 from math import prod
-from typing import IO, Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -28,12 +28,15 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.packets import Packet
 from ding_store.buffer.elements.save_blocks import BLOCK_BYTES, Blocks
+from ding_store.buffer.persistence.table_header import REFERENCE
 from ding_store.buffer.sequences.breaks import Break, as_breaks
-from ding_store.buffer.table.specs import ColumnSpec
+from ding_store.buffer.table.encodings import columns_by_pool
+from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 from ding_store.errors import CorruptPayload, FormatMismatch
 from ding_store.storage.encoding.checksum import checksum
 
-VERSION = 4
+#: A save with columns that share frames has the second version, and any other save the first.
+VERSION, VERSION_OF_FRAMES = 4, 5
 _END = b'ding_store end\n\n'
 
 #: Save the last rows under the write lock when they take at most this many bytes, or after this many rounds.
@@ -97,7 +100,7 @@ class SaveWriter:
                     break
                 self._write_rows(rows)
             with self._table.write_lock:
-                if self._has_changed(form):
+                if self._form() != form:
                     # The layout changed, or columns became objects: start again, once.
                     changed.clear()
                     self._begin(start)
@@ -107,24 +110,28 @@ class SaveWriter:
         self._write_rest(kept, counts)
 
     def _form(self) -> Tuple[Any, ...]:
-        """Return the narrow columns, and the store, which is another when the schema or all rows are replaced."""
-        return self._table.columns.narrow, self._elements.store
-
-    def _has_changed(self, form: Tuple[Any, ...]) -> bool:
-        narrow, store = form
-        return self._table.columns.narrow != narrow or self._elements.store is not store
+        """
+        Return the narrow columns, those that share frames, and the store, which is another when the schema or all rows
+        are replaced.
+        """
+        columns = self._table.columns
+        return columns.narrow, frozenset(columns.shared), self._elements.store
 
     def _begin(self, start: int) -> None:
         store = self._elements.store
         schema, columns = store.schema, [] if store.schema is None else self._table.columns.stored_columns()
         self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
+        groups = [] if store.schema is None else columns_by_pool(self._table.columns.current)
+        frames = [[next(iter(group.values())).frame_shape, list(group)] for group in groups]
         header = {
-            'version': VERSION,
+            'version': VERSION_OF_FRAMES if frames else VERSION,
             'schema': None if schema is None else schema.to_json(),
             'columns': [(each.name, each.dtype, each.shape) for each in columns],
             'narrow': sorted(self._table.columns.narrow),
             'packed': self._blocks.is_packed,
         }
+        if frames:
+            header['frames'] = frames
         encoded = json.dumps(header).encode()
         self._header_checksum = zlib.crc32(encoded)
         self._file.seek(start)
@@ -164,6 +171,8 @@ class SaveWriter:
                 'extras': extras.checksum,
             },
         }
+        if self._blocks.num_frames:
+            index['block_frames'] = self._blocks.num_frames
         if counts is not None:
             index['limiter'] = counts
         encoded = json.dumps(index).encode()
@@ -229,7 +238,9 @@ class Save:
         }
         #: Columns that are stored as bytes, see ``narrowing``.
         self.narrow: Optional[List[str]] = fields['narrow']
-        self._widths = {name: dtype.itemsize * prod(shape) for name, (dtype, shape) in self.specs.items()}
+        self._frames = SavedFrames(self.specs, fields.get('frames', []), index)
+        #: Bytes of a row in a block, by column.
+        self._widths = {name: spec_bytes(spec) for name, spec in {**self.specs, **self._frames.references}.items()}
         self.next_row = index['next_row']
         if type(self.next_row) is not int or not 0 <= self.next_row < 1 << 63:
             raise CorruptPayload(f'{file_name!r} is damaged: its next row is {self.next_row!r:.80}')
@@ -274,7 +285,7 @@ class Save:
         """
         Yield the columns of the rows after the first ``skipped``, in chunks, in the form in which they are stored.
         """
-        step = max(1, chunk_bytes // max(1, sum(self._widths.values())))
+        step = max(1, chunk_bytes // max(1, sum(map(spec_bytes, self.specs.values()))))
         places = self._places()[skipped:]
         # Split the rows into runs that are consecutive in one block.
         blocks = np.searchsorted(np.cumsum(self._lengths), places, side='right')
@@ -287,7 +298,7 @@ class Save:
                 yield self._read_part(block, int(places[first] - firsts[block]), min(step, end - first))
 
     def _block_bytes(self, index: Dict[str, Any]) -> Array:
-        return self._lengths * (8 + sum(self._widths.values()))
+        return self._lengths * (8 + sum(self._widths.values())) + self._frames.num_bytes(len(self._lengths))
 
     def _verify_blocks(self, checksums: List[int]) -> None:
         block_bytes = np.diff(self._offsets)
@@ -316,11 +327,20 @@ class Save:
         length = int(self._lengths[block])
         place = int(self._offsets[block]) + 8 * length
         columns = {}
-        for name, (dtype, shape) in self.specs.items():
+        for name, spec in self.specs.items():
+            dtype, shape = self._frames.references.get(name, spec)
             self._file.seek(place + first * self._widths[name])
             data = self._file.read(count * self._widths[name])
             columns[name] = np.frombuffer(data, dtype).reshape((count, *shape))
             place += length * self._widths[name]
+        if self._frames.references:
+            if self._frames.block != block:
+                self._file.seek(place)
+                self._frames.read(self._file, block)
+            try:
+                columns.update(self._frames.values_of(columns))
+            except IndexError as e:
+                raise CorruptPayload(f'{self._name!r} is damaged: a row refers to a frame that is missing') from e
         return columns
 
     def _checksum_of_extras(self) -> int:
@@ -349,6 +369,65 @@ class Save:
             raise CorruptPayload(f'{self._name!r} is damaged: the checksum of its index is wrong')
         index: Dict[str, Any] = json.loads(encoded)
         return index
+
+
+class SavedFrames:
+    """
+    Overview:
+        The frames of the blocks of a save. Those of one block are in memory.
+    Arguments:
+        - specs (:obj:`Mapping`): dtype and shape of the values of all columns.
+        - described (:obj:`Any`): For each pool the shape of a frame, and the columns that have such frames.
+        - index (:obj:`Mapping`): The index of the save.
+    Raises:
+        - ValueError, TypeError, KeyError: The description does not fit the columns.
+    """
+
+    def __init__(self, specs: Mapping[str, ColumnSpec], described: Any, index: Mapping[str, Any]) -> None:
+        self._specs = specs
+        #: Per pool the spec of a frame, and per column the position of its pool and the spec of its references.
+        self._frame_specs: List[ColumnSpec] = []
+        self._pool_of: Dict[str, int] = {}
+        self.references: Dict[str, ColumnSpec] = {}
+        for number, (frame_shape, names) in enumerate(described):
+            for name in names:
+                dtype, shape = specs[name]
+                num_axes = len(shape) - len(frame_shape)
+                is_fit = num_axes >= 0 and list(shape[num_axes:]) == frame_shape and prod(shape) > 0
+                if not is_fit or dtype != specs[names[0]][0]:
+                    raise ValueError(f'values of shape {shape} do not consist of frames of shape {frame_shape}')
+                self.references[name] = REFERENCE, (prod(shape[:num_axes]),)
+                self._pool_of[name] = number
+            self._frame_specs.append((specs[names[0]][0], tuple(frame_shape)))
+        #: The number of frames per block and pool.
+        self._num_frames = np.array(index['block_frames'] if described and index['blocks'] else [], np.int64)
+        if (self._num_frames < 0).any():
+            raise ValueError('a number of frames is negative')
+        #: The block whose frames are in memory.
+        self.block = -1
+        self._frames: List[Array] = []
+
+    def num_bytes(self, num_blocks: int) -> Array:
+        """Return the bytes of the frames of each block."""
+        sizes = np.array([spec_bytes(spec) for spec in self._frame_specs], np.int64)
+        return self._num_frames.reshape(num_blocks, len(sizes)) @ sizes
+
+    def read(self, file: IO[bytes], block: int) -> None:
+        """Read the frames of a block, at which the file is positioned."""
+        self.block, self._frames = block, []
+        for number, (dtype, shape) in zip(self._num_frames[block].tolist(), self._frame_specs):
+            data = file.read(number * spec_bytes((dtype, shape)))
+            self._frames.append(np.frombuffer(data, dtype).reshape(number, *shape))
+
+    def values_of(self, columns: Mapping[str, Array]) -> Dict[str, Array]:
+        """Return the values of those columns that are references. Raises IndexError if a frame is missing."""
+        values = {}
+        for name, number in self._pool_of.items():
+            references = columns[name]
+            # A negative number is too large then.
+            frames = self._frames[number][references.reshape(-1).view(np.uint32)]
+            values[name] = frames.reshape(len(references), *self._specs[name][1])
+        return values
 
 
 class PackedSave(Save):

@@ -6,7 +6,7 @@ import mmap
 import os
 from contextlib import nullcontext
 from math import prod
-from typing import Callable, ContextManager, Dict, Iterable, List, Mapping, Optional
+from typing import Callable, Collection, ContextManager, Dict, Iterable, List, Mapping, NamedTuple, Optional
 
 import numpy as np
 
@@ -28,6 +28,21 @@ EXTENT_BYTES = 16 << 20
 _MAX_AHEAD_BYTES = 64 << 20
 
 _NOT_WATCHED = nullcontext()
+
+
+class Replacement(NamedTuple):
+    """
+    Overview:
+        A converted column that is complete, and not in use yet.
+    Arguments:
+        - stored (:obj:`StoredColumn`): The new column in the form of a directory's header.
+        - replace (:obj:`Callable`): Puts it in the place of the old column. May be called again.
+        - discard (:obj:`Callable`): Deletes it instead.
+    """
+
+    stored: StoredColumn
+    replace: Callable[[], None]
+    discard: Callable[[], None]
 
 
 class ColumnMemory:
@@ -139,11 +154,10 @@ class ColumnMemory:
 
     def replacing(
         self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
-    ) -> Callable[[], None]:
+    ) -> Replacement:
         """
         Overview:
-            Convert a column into a new file. The new file is complete when this returns. The returned function replaces
-            the old column by the new one. It may be called again.
+            Convert a column into a new file. The new file is complete when this returns.
         Arguments:
             - convert (:obj:`Callable`): Called with some rows of the old column, and with their places in the new one.
             - num_used (:obj:`int`): Slots from this one on hold nothing.
@@ -170,7 +184,8 @@ class ColumnMemory:
             while olds:
                 os.close(olds.pop())
 
-        return replace
+        stored = StoredColumn(name, made.dtype.str, list(made.shape[1:]), files[name].name if name in files else '')
+        return Replacement(stored, replace, lambda: self._discard(files))
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove these columns. Readers that hold their arrays can continue to read them."""
@@ -212,10 +227,11 @@ class ColumnMemory:
 
         return resize
 
-    def sync(self) -> None:
-        """Write all bytes of the files to the disk."""
-        for file in self._file_of.values():
-            os.fdatasync(file.fd)
+    def sync(self, names: Optional[Collection[str]] = None) -> None:
+        """Write all bytes of the files to the disk, or those of some columns."""
+        for name, file in self._file_of.items():
+            if names is None or name in names:
+                os.fdatasync(file.fd)
 
     def reading(self, columns: Mapping[str, Array], slots: Array) -> ContextManager[None]:
         """Return a context for a copy of these slots of columns that a reader holds, see ``DiskReads``."""

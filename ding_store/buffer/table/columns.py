@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import (
     Any,
     Callable,
@@ -23,17 +24,25 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.persistence.table_directory import TableDirectory
-from ding_store.buffer.persistence.table_header import StoredColumn
+from ding_store.buffer.persistence.table_header import ENCODING, REFERENCE, StoredColumn
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.column_memory import ColumnMemory
+from ding_store.buffer.table.column_memory import ColumnMemory, Replacement
 from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn, is_run
 from ding_store.buffer.table.frame_pool import FramePool
-from ding_store.buffer.table.frame_sharing import JUDGED_ROWS, MIN_RATIO, Shared, shared_columns
+from ding_store.buffer.table.frame_sharing import (
+    JUDGED_ROWS,
+    MIN_RATIO,
+    Shared,
+    opened_columns,
+    pools_of,
+    shared_columns,
+)
 from ding_store.buffer.table.narrowing import narrowed_columns, stored_specs, widened
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns, ColumnSpec
 from ding_store.columns import Schema
 from ding_store.compiled import MIN_BYTES, copy_past_caches
+from ding_store.errors import CorruptPayload
 
 #: With more runs of consecutive slots than this, one indexed copy is faster than a copy per run.
 _MAX_RUNS = 4
@@ -42,7 +51,7 @@ _MAX_RUNS = 4
 class _Layout:
     """The columns at one time. Readers must not combine the arrays of one time with the names of another."""
 
-    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'row_bytes', 'shared', 'specs')
+    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'pools', 'row_bytes', 'shared', 'specs')
 
     def __init__(self, memory: ColumnMemory, narrow_names: Collection[str], shared: Mapping[str, Shared]) -> None:
         self.memory, self.arrays, self.narrow_names, self.shared = memory, memory.columns, narrow_names, shared
@@ -52,11 +61,7 @@ class _Layout:
         self.specs: Dict[str, ColumnSpec] = {name: (each.dtype, each.shape) for name, each in self.columns.items()}
         self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
         self.row_bytes = sum(column.row_bytes for column in self.columns.values())
-
-    @property
-    def pools(self) -> List[FramePool]:
-        """The pools of the columns that share frames."""
-        return list({id(each.pool): each.pool for each in self.shared.values()}.values())
+        self.pools = pools_of(shared)
 
     def close(self) -> None:
         self.memory.close()
@@ -73,7 +78,7 @@ class TableColumns:
     Arguments:
         - capacity (:obj:`int`): The number of slots.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
-        - share_frames (:obj:`bool`): Whether columns may share frames, see ``frame_sharing``. Private columns only.
+        - share_frames (:obj:`bool`): Whether new columns may share frames, see ``frame_sharing``.
     """
 
     def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None, share_frames: bool = False) -> None:
@@ -240,7 +245,6 @@ class TableColumns:
 
     def _overwrite_frames(self, shared: Shared, references: Array, slots: Array, values: Array) -> None:
         were_counted, self.are_frames_counted = self.are_frames_counted, False
-        shared.pool.reserve(len(values) * shared.num_frames)
         if were_counted:
             # First, because all frames of the pool may be in use. Readers of these rows repeat their read.
             shared.pool.release(references[slots])
@@ -256,7 +260,10 @@ class TableColumns:
             - NotEnoughSpace: There is no space for a column that cannot stay narrow.
         """
         names = [name for name in self.narrow.intersection(columns) if columns[name].dtype == np.uint8]
-        stored = self.as_stored(columns, names, lambda name: finish(self.replacing(name, self.specs[name], start)))
+        stored = self.as_stored(
+            columns, names, lambda name: finish(self.replacing(name, self.specs[name], start).replace)
+        )
+        self.reserve_frames(len(next(iter(stored.values()), ())), stored)
         for name, values in stored.items():
             values = self.shared[name].intern(values) if name in self.shared else values
             self._layout.arrays[name][start : start + len(values)] = values
@@ -274,51 +281,93 @@ class TableColumns:
             - NotEnoughSpace: There is no space for the used rows of these columns.
         """
         stored, shared = stored_specs(specs, narrow), self._layout.shared
-        if self.share_frames and self._table_dir is None and not len(self):
-            shared = shared_columns(stored, self._memory.capacity)
+        if self.share_frames and not len(self):
+            shared = shared_columns(stored, self._memory.capacity, self._table_dir)
             stored.update({name: each.reference_spec for name, each in shared.items()})
-        self._memory.add(stored, self.num_used)
+        try:
+            self._memory.add(stored, self.num_used)
+        except BaseException:
+            for pool in pools_of({name: each for name, each in shared.items() if name in stored}):
+                pool.discard()
+            raise
         self._refresh({*self._layout.narrow_names, *narrow}, shared)
 
     def take_back(self, names: Iterable[str]) -> None:
         """Undo ``add``: remove these columns and their files."""
+        names = set(names)
         self._memory.take_back(names)
-        self._refresh()
+        kept = {name: each for name, each in self.shared.items() if name not in names}
+        for pool in self._pools_without(kept):
+            pool.discard()
+        self._refresh(shared=kept)
 
-    def open(self, columns: List[StoredColumn], num_used: int) -> None:
-        """Map the columns of an existing directory, see ``ColumnMemory.open``."""
-        self._memory.open(columns, num_used)
+    def open(self, columns: List[StoredColumn], live_slots: Array) -> None:
+        """
+        Overview:
+            Map the columns of an existing directory, see ``ColumnMemory.open``, and count the references to frames.
+        Arguments:
+            - live_slots (:obj:`np.ndarray`): The slots of all live rows.
+        Raises:
+            - CorruptPayload: A live row refers to a frame that does not exist.
+        """
+        num_used = int(live_slots.max(initial=-1)) + 1
+        shared = opened_columns(columns, self._table_dir)
+        files = [
+            replace(column, dtype=REFERENCE.str, shape=[column.num_frames]) if column.name in shared else column
+            for column in columns
+        ]
+        self._refresh(shared=shared)  # First, so that ``close`` closes them.
+        self._memory.open(files, num_used)
         self._refresh({column.name for column in columns if column.encoding})
         self.num_used = num_used
+        for column in columns:
+            if column.name in shared:
+                found = shared[column.name].pool.has(self._layout.arrays[column.name][live_slots]).all(1)
+                if not found.all():
+                    raise CorruptPayload(
+                        f'{column.file!r} was damaged: column {column.name!r} of slot {live_slots[~found][0]} refers '
+                        'to a frame that does not exist. Restore the directory from a copy.'
+                    )
+        self.recount(live_slots)
+        self.reserve_frames(0)
 
-    def stored_columns(self) -> List[StoredColumn]:
-        """Return the columns in the form of a directory's header."""
+    def stored_columns(self, capacity: int = 0) -> List[StoredColumn]:
+        """Return the columns in the form of a directory's header, as they are after a resize to this capacity."""
         columns = self._memory.stored_columns()
         for column in columns:
             column.encoding = self.current[column.name].encoding
             if column.name in self.shared:
-                dtype, shape = self.shared[column.name].spec
-                column.dtype, column.shape = dtype.str, list(shape)
+                shared = self.shared[column.name]
+                dtype, shape = shared.spec
+                column.dtype, column.shape, column.frames = dtype.str, list(shape), shared.pool.stored
+                needed = capacity * self._num_frames(shared.pool)
+                column.frames.capacity = max(column.frames.capacity, needed)
         return columns
 
-    def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Callable[[], None]:
+    def replacing(self, name: str, spec: ColumnSpec, num_rows: Optional[int] = None) -> Replacement:
         """
         Overview:
             Convert a column to a dtype that can hold all its values, or to that of its frames. The new one shares no
-            frames. The returned function replaces the old one. It may be called again. ``recount`` must follow.
+            frames. ``recount`` must follow its ``replace``.
         Arguments:
             - num_rows (:obj:`Optional[int]`): Slots from this one on hold nothing. By default, the used slots.
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         num_rows = self.num_used if num_rows is None else num_rows
-        replace_array = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
+        made = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
+        if name in self.narrow and spec[0] == np.uint8:
+            made.stored.encoding = ENCODING
 
         def replace() -> None:
-            replace_array()
-            self._refresh(shared={other: each for other, each in self.shared.items() if other != name})
+            made.replace()
+            kept = {other: each for other, each in self.shared.items() if other != name}
+            unused = self._pools_without(kept)
+            self._refresh(shared=kept)
+            for pool in unused:
+                pool.close()
 
-        return replace
+        return made._replace(replace=replace)
 
     def others(self) -> TableColumns:
         """Return an empty set of columns with as many slots, for ``becoming``."""
@@ -345,6 +394,16 @@ class TableColumns:
         self._layout.memory.reserve(num_used)
         self.num_used = num_used
 
+    def reserve_frames(self, num_rows: int, names: Optional[Collection[str]] = None) -> None:
+        """
+        Overview:
+            Make room for the frames of so many new rows, or of new values of some columns.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing was written.
+        """
+        for pool in self._layout.pools:
+            pool.reserve(num_rows * self._num_frames(pool, names))
+
     def move(self, source: Array, target: Array) -> None:
         """Copy ``source`` slots to ``target`` slots."""
         self._memory.move(source, target)
@@ -366,6 +425,8 @@ class TableColumns:
     def sync(self) -> None:
         """Write all bytes of the files to the disk."""
         self._memory.sync()
+        for pool in self._layout.pools:
+            pool.sync()
 
     def release(self, slots: Array) -> None:
         """Give up the frames of rows that left these slots."""
@@ -386,9 +447,15 @@ class TableColumns:
         useless = [pool for pool in self._layout.pools if num_rows * self._num_frames(pool) < MIN_RATIO * pool.num_used]
         return [name for name, each in self.shared.items() if any(each.pool is pool for pool in useless)]
 
-    def _num_frames(self, pool: FramePool) -> int:
-        """Return the number of references that a row has to the frames of this pool."""
-        return sum(each.num_frames for each in self.shared.values() if each.pool is pool)
+    def _num_frames(self, pool: FramePool, names: Optional[Collection[str]] = None) -> int:
+        """Return the number of references that a row has to the frames of this pool, in all or in some columns."""
+        shared = self.shared.items()
+        return sum(each.num_frames for name, each in shared if each.pool is pool and (names is None or name in names))
+
+    def _pools_without(self, shared: Mapping[str, Shared]) -> List[FramePool]:
+        """Return the pools that none of these columns uses."""
+        used = pools_of(shared)
+        return [pool for pool in self._layout.pools if pool not in used]
 
     def _references(self, pool: FramePool, slots: Array) -> Array:
         arrays = [self._layout.arrays[name] for name, each in self.shared.items() if each.pool is pool]
@@ -397,14 +464,14 @@ class TableColumns:
     def close(self) -> None:
         """Close the files. Readers that hold columns can continue to read them."""
         self._layout.close()
-        self._refresh()
+        self._refresh(shared={})
 
     def discard(self) -> None:
         """Delete columns and files that no header names yet."""
         self._memory.discard()
         for pool in self._layout.pools:
-            pool.close()
-        self._refresh()
+            pool.discard()
+        self._refresh(shared={})
 
     def findings(self, index: RowIndex) -> List[str]:
         """Return all inconsistencies between the columns and the rows. The index is locked."""

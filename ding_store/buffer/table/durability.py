@@ -11,6 +11,7 @@ from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
 from ding_store.buffer.persistence import redo_record
 from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.persistence.table_header import StoredColumn
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns, ColumnSpec
@@ -56,7 +57,7 @@ class Durability:
             columns.add(specs)
             self.describe(self.info)
             return
-        columns.open(table_dir.header.columns, int(self._index.live_slots.max(initial=-1)) + 1)
+        columns.open(table_dir.header.columns, self._index.live_slots)
         if specs and specs != columns.specs:
             raise SchemaMismatch(f'{table_dir.path!r} holds a table of the columns {columns.specs}, not {specs}')
         self.redo()
@@ -105,7 +106,9 @@ class Durability:
             rows, columns = redo_record.decode(record, self._columns.stored_columns())
             with self._index.lock:
                 slots, found = self._index.find(rows)
-            self._columns.overwrite(slots[found], {name: values[found] for name, values in columns.items()})
+            columns = {name: values[found] for name, values in columns.items()}
+            self._columns.reserve_frames(len(slots[found]), columns)
+            self._columns.overwrite(slots[found], columns)
         self.sync_columns()
         self._table_dir.redo.clear()
 
@@ -119,6 +122,24 @@ class Durability:
         if self._table_dir is not None:
             self.sync_new(self._columns)
             self._table_dir.describe(self._columns.stored_columns(), info)
+
+    def describing(self, made: StoredColumn) -> Callable[[], None]:
+        """
+        Overview:
+            Return a function that writes a header with another column, which has the place of the present one by then.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        if self._table_dir is None:
+            return _nothing
+        columns = [made if each.name == made.name else each for each in self._columns.stored_columns()]
+        commit = self._table_dir.prepare(columns, self.info)
+
+        def describe() -> None:
+            self.sync_new(self._columns)
+            commit()
+
+        return describe
 
     def prepare(self, others: TableColumns, info: Any) -> Callable[[], None]:
         """Return the function that makes other columns valid, with the same rows."""
@@ -140,7 +161,7 @@ class Durability:
     def resizing(self, capacity: int) -> Callable[[], Array]:
         """Return the function that changes the capacity and returns the array of row numbers."""
         if self._table_dir is not None:
-            return self._table_dir.resizing(capacity)
+            return self._table_dir.resizing(capacity, self._columns.stored_columns(capacity))
         numbers = filled(capacity, EMPTY, np.int64)
 
         def resize() -> Array:

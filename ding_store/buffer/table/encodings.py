@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -171,8 +171,18 @@ class SharedColumn(Column):
         else:
             self._frames.decode(frames, out.reshape(-1, *self._frames.shape))
 
-    def take_bytes(self, slots: Array, out: Array) -> None:
-        self._frames.take_bytes(self._numbers(slots), out)
+    @property
+    def frame_shape(self) -> Tuple[int, ...]:
+        """The shape of a frame."""
+        return self._frames.shape
+
+    def references(self, slots: Array) -> Array:
+        """Return the references ``(n, num_frames)`` of these slots to frames."""
+        return self.stored.take(slots, 0, None, 'clip')
+
+    def frames(self, numbers: Array) -> Array:
+        """Return frames in the form in which the pool has them."""
+        return self._frames.stored.take(numbers, 0, None, 'clip')
 
     def by_step(self) -> Column:
         num_steps, *shape = self.shape
@@ -205,7 +215,7 @@ class SharedColumn(Column):
         copy(source, size, target, numbers, len(stored), out.nbytes >= FAR_BYTES)
 
     def _numbers(self, slots: Array) -> Array:
-        return self.stored.take(slots, 0, None, 'clip').reshape(-1).astype(np.int64)
+        return self.references(slots).reshape(-1).astype(np.int64)
 
 
 class StepsOfFrames(SharedColumn):
@@ -229,6 +239,15 @@ class StepsOfFrames(SharedColumn):
 
     def _numbers(self, slots: Array) -> Array:
         return super()._numbers(slots // self._num_steps) * self._num_steps + slots % self._num_steps
+
+
+def columns_by_pool(columns: Mapping[str, Column]) -> List[Dict[str, SharedColumn]]:
+    """Return the columns that share frames, by name, grouped by the pool that has the frames."""
+    found: Dict[int, Dict[str, SharedColumn]] = {}
+    for name, column in columns.items():
+        if isinstance(column, SharedColumn):
+            found.setdefault(id(column.shared.pool), {})[name] = column
+    return list(found.values())
 
 
 def is_run(slots: Array) -> bool:

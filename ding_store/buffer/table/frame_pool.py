@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List
+from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.persistence.table_header import HASH, StoredColumn, StoredFrames
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 
 #: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
-_FRAMES = 'frames'
+_FRAMES, _HASHES = 'frames', 'hashes'
 
 
 class FramePool:
@@ -27,23 +29,49 @@ class FramePool:
         - spec (:obj:`ColumnSpec`): dtype and shape of a frame.
         - capacity (:obj:`int`): The maximum number of frames. Unused frames take no memory.
         - expected (:obj:`float`): The share of the capacity that will probably be used, see ``ColumnMemory``.
-        - hash_bits (:obj:`int`): Bits of the hash that are used. Fewer make collisions, for tests.
+        - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for a private pool.
+        - stored (:obj:`Optional[StoredFrames]`): The files, if the directory has them already. ``recount`` must follow.
     """
 
-    def __init__(self, spec: ColumnSpec, capacity: int, expected: float = 1.0, hash_bits: int = 64) -> None:
-        self._memory = ColumnMemory(capacity, expected=expected)
-        self._memory.add({_FRAMES: spec})
+    #: Bits of the hash that are used. Tests use fewer, so that hashes collide.
+    hash_bits = 64
+
+    def __init__(
+        self,
+        spec: ColumnSpec,
+        capacity: int,
+        expected: float = 1.0,
+        table_dir: Optional[TableDirectory] = None,
+        stored: Optional[StoredFrames] = None,
+    ) -> None:
+        self._memory = ColumnMemory(capacity, table_dir, expected)
+        if stored is None:
+            self._memory.add({_FRAMES: spec, _HASHES: (HASH, ())})
+        else:
+            dtype, shape = spec
+            files = [StoredColumn(_FRAMES, dtype.str, list(shape), stored.file)]
+            files.append(StoredColumn(_HASHES, HASH.str, [], stored.hashes))
+            try:
+                self._memory.open(files, 0)
+            except BaseException:
+                self._memory.close()
+                raise
         self._frame_bytes = spec_bytes(spec)
         self._address = self.frames.ctypes.data
-        self._hash_mask = (1 << hash_bits) - 1
+        self._hash_mask = (1 << self.hash_bits) - 1
         self._kernels = load_kernels()
-        self._hashes = filled(capacity, 0, np.uint64)
         self._counts = filled(capacity, 0, np.int32)
         self._free = filled(capacity, 0, np.int32)
         self._state = np.zeros(3, np.int64)
         self._table = np.zeros(_MIN_TABLE, np.int32)
         #: Without compiled loops: hash -> a frame with this hash.
         self._frame_of: Dict[int, int] = {}
+
+    @property
+    def stored(self) -> StoredFrames:
+        """The pool in the form of a directory's header."""
+        frames, hashes = self._memory.stored_columns()
+        return StoredFrames(frames.shape, self.capacity, frames.file, hashes.file)
 
     @property
     def capacity(self) -> int:
@@ -53,6 +81,10 @@ class FramePool:
     def frames(self) -> Array:
         """The frames by number, ``(capacity, *shape)``."""
         return self._memory.columns[_FRAMES]
+
+    @property
+    def _hashes(self) -> Array:
+        return self._memory.columns[_HASHES]
 
     @property
     def has_files(self) -> bool:
@@ -72,18 +104,15 @@ class FramePool:
     def intern(self, frames: Array, lag: int = 0) -> Array:
         """
         Overview:
-            Find frames, or add them. Each is counted once more.
+            Find frames, or add them. Each is counted once more. The caller has reserved room for them.
         Arguments:
             - frames (:obj:`np.ndarray`): ``(n, *shape)``, of the pool's dtype.
             - lag (:obj:`int`): A frame probably equals that so many places before it. A right guess saves its hash.
         Returns:
             - numbers (:obj:`np.ndarray`): ``(n,)``, int32.
-        Raises:
-            - NotEnoughSpace: There is no room for them. Nothing changed.
         """
         num_frames = len(frames)
         numbers = np.empty(num_frames, np.int32)
-        self.reserve(num_frames)
         if self._kernels is None:
             self._intern_in_python(frames, numbers)
             return numbers
@@ -104,7 +133,8 @@ class FramePool:
         Raises:
             - NotEnoughSpace: There is none. Nothing changed.
         """
-        self._memory.reserve(min(self.capacity, int(self._state[_NUM_EVER]) + num_frames))
+        num_free, num_ever, _ = self._state.tolist()
+        self._memory.reserve(min(self.capacity, num_ever + max(0, num_frames - num_free)))
 
     def _check_room(self) -> None:
         if self._state[_NUM_USED] == self.capacity:
@@ -120,8 +150,7 @@ class FramePool:
 
     def recount(self, numbers: Array) -> None:
         """
-        Count the references anew: these are all there are. It may be called again after an interruption of itself. Not
-        for frames that were written by another process, whose hashes are unknown.
+        Count the references anew: these are all there are. It may be called again after an interruption of itself.
         """
         counts = np.bincount(numbers.reshape(-1), minlength=self.capacity)
         self._counts[:] = counts
@@ -130,6 +159,10 @@ class FramePool:
         self._free[: len(free)] = free
         self._state[:] = len(free), num_ever, num_ever - len(free)
         self._index(len(self._table))
+
+    def has(self, numbers: Array) -> Array:
+        """Return whether the pool has frames of these numbers, bool."""
+        return (numbers >= 0) & (numbers < self.capacity)
 
     def findings(self, numbers: Array) -> List[str]:
         """
@@ -159,21 +192,28 @@ class FramePool:
         if capacity <= self.capacity:
             return lambda: None
         resize_memory = self._memory.resizing(capacity)
-        made = [filled(capacity, 0, array.dtype) for array in (self._hashes, self._counts, self._free)]
+        counts, free = (filled(capacity, 0, np.int32) for _ in range(2))
 
         def resize() -> None:
             num_ever = int(self._state[_NUM_EVER])
-            for old, new in zip((self._hashes, self._counts, self._free), made):
-                new[:num_ever] = old[:num_ever]
-            self._hashes, self._counts, self._free = made
+            counts[:num_ever], free[:num_ever] = self._counts[:num_ever], self._free[:num_ever]
+            self._counts, self._free = counts, free
             resize_memory(num_ever)
             self._address = self.frames.ctypes.data
 
         return resize
 
+    def sync(self) -> None:
+        """Write all frames to the disk. After a power cut, hashes may be those of earlier frames."""
+        self._memory.sync([_FRAMES])
+
     def close(self) -> None:
         """Close the files. Readers that hold the frames can continue to read them."""
         self._memory.close()
+
+    def discard(self) -> None:
+        """Delete files that no header names yet."""
+        self._memory.discard()
 
     def _index(self, size: int) -> None:
         """Make the hash table anew, of at least this size."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import logging
 from math import prod
-from typing import Dict, Mapping, NamedTuple, Protocol, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Protocol, Tuple
 
 import numpy as np
 
+from ding_store import free_space
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.persistence.table_directory import TableDirectory
+from ding_store.buffer.persistence.table_header import REFERENCE, StoredColumn
 from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.buffer.table.rows import RowIndex, RowListener
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
@@ -21,7 +24,10 @@ MIN_LEAF_BYTES = 4096
 #: Sharing is given up if rows have fewer frames per frame in memory than this, judged after so many rows.
 MIN_RATIO, JUDGED_ROWS = 1.5, 1000
 
-_REFERENCE = np.dtype(np.int32)
+#: The share of all frames of a table that its pools probably keep. Atari's stacks share eight references to a frame.
+_EXPECTED = 1 / 8
+
+logger = logging.getLogger(__name__)
 
 
 class FrameHolder(Protocol):
@@ -51,7 +57,7 @@ class Shared(NamedTuple):
     @property
     def reference_spec(self) -> ColumnSpec:
         """The dtype and shape of the references of one row."""
-        return _REFERENCE, (self.num_frames,)
+        return REFERENCE, (self.num_frames,)
 
     @property
     def lag(self) -> int:
@@ -96,7 +102,9 @@ class FrameListener(RowListener):
         self._columns.recount(self._index.live_slots)
 
 
-def shared_columns(specs: Mapping[str, ColumnSpec], capacity: int) -> Dict[str, Shared]:
+def shared_columns(
+    specs: Mapping[str, ColumnSpec], capacity: int, table_dir: Optional[TableDirectory] = None
+) -> Dict[str, Shared]:
     """
     Overview:
         Choose columns whose frames may recur: frames of a stack, or of columns of one kind such as ``obs`` and
@@ -104,23 +112,82 @@ def shared_columns(specs: Mapping[str, ColumnSpec], capacity: int) -> Dict[str, 
     Arguments:
         - specs (:obj:`Mapping`): The columns as they would be stored without sharing.
         - capacity (:obj:`int`): The number of rows.
+        - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
+    Raises:
+        - NotEnoughSpace: There is no space for the files. None was made.
     """
-    found = {name: frame_of(spec) for name, spec in specs.items()}
-    frames = {
-        name: (number, spec)
-        for name, (number, spec) in found.items()
-        if spec_bytes(spec) >= (MIN_BYTES if number > 1 else MIN_LEAF_BYTES)
-    }
-    num_frames: Counter[ColumnSpec] = Counter()
-    for number, spec in frames.values():
-        num_frames[spec] += number
-    # References are int32.
-    pools = {
-        spec: FramePool(spec, capacity * number, expected=1 / 4)
-        for spec, number in num_frames.items()
-        if number > 1 and capacity * number < 1 << 31
-    }
-    return {name: Shared(pools[spec], specs[name], number) for name, (number, spec) in frames.items() if spec in pools}
+    shared: Dict[str, Shared] = {}
+    found = columns_by_frame(specs)
+    if not _fits_memory(found, capacity):
+        return shared
+    try:
+        for spec, numbers in found.items():
+            num_frames = capacity * sum(numbers.values())
+            if num_frames < 1 << 31:  # References are int32.
+                pool = FramePool(spec, num_frames, 1 / 4, table_dir)
+                shared.update({name: Shared(pool, specs[name], number) for name, number in numbers.items()})
+    except BaseException:
+        for pool in pools_of(shared):
+            pool.discard()
+        raise
+    return shared
+
+
+def opened_columns(columns: List[StoredColumn], table_dir: Optional[TableDirectory]) -> Dict[str, Shared]:
+    """Return those columns of an existing directory that share frames. ``recount`` must follow."""
+    pools: Dict[str, FramePool] = {}
+    shared: Dict[str, Shared] = {}
+    try:
+        for column in columns:
+            frames = column.frames
+            if frames is not None:
+                dtype = np.dtype(column.dtype)
+                if frames.file not in pools:
+                    spec = dtype, tuple(frames.shape)
+                    pools[frames.file] = FramePool(spec, frames.capacity, table_dir=table_dir, stored=frames)
+                shared[column.name] = Shared(pools[frames.file], (dtype, tuple(column.shape)), column.num_frames)
+    except BaseException:
+        for pool in pools.values():
+            pool.close()
+        raise
+    return shared
+
+
+def pools_of(shared: Mapping[str, Shared]) -> List[FramePool]:
+    """Return the pools of these columns."""
+    return list({id(each.pool): each.pool for each in shared.values()}.values())
+
+
+def columns_by_frame(specs: Mapping[str, ColumnSpec]) -> Dict[ColumnSpec, Dict[str, int]]:
+    """
+    Return the columns whose frames may recur in a row or in neighbouring rows: spec of a frame -> name of a column ->
+    the number of frames of a value.
+    """
+    found: Dict[ColumnSpec, Dict[str, int]] = {}
+    for name, spec in specs.items():
+        number, frame = frame_of(spec)
+        if spec_bytes(frame) >= (MIN_BYTES if number > 1 else MIN_LEAF_BYTES):
+            found.setdefault(frame, {})[name] = number
+    return {frame: numbers for frame, numbers in found.items() if sum(numbers.values()) > 1}
+
+
+def _fits_memory(found: Mapping[ColumnSpec, Mapping[str, int]], capacity: int) -> bool:
+    """
+    Return whether the frames will probably fit into memory. Frames of larger tables are not shared: a row would be read
+    from the disk in many small pieces.
+    """
+    num_bytes = capacity * sum(spec_bytes(spec) * sum(numbers.values()) for spec, numbers in found.items())
+    memory = free_space.available_memory() if found else 0
+    fits = _EXPECTED * num_bytes <= memory
+    if not fits:
+        logger.info(
+            'the columns %s share no frames: even an eighth of all frames takes %s, and memory has %s. Rows are stored '
+            'as they are, so that the disk reads each in one piece.',
+            sorted(name for numbers in found.values() for name in numbers),
+            free_space.format_bytes(_EXPECTED * num_bytes),
+            free_space.format_bytes(memory),
+        )
+    return fits
 
 
 def frame_of(spec: ColumnSpec) -> Tuple[int, ColumnSpec]:

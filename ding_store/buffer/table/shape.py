@@ -93,12 +93,12 @@ class TableShape:
             def add() -> None:
                 missing = {name: spec for name, spec in specs.items() if name not in self._columns}
                 self._columns.add(missing)
+                self._listen_for_frames()
                 for name, value in (fill or {}).items():
                     self._columns.fill_value(name, value)
                 known = self._columns.specs
-                replaces = [
-                    self._columns.replacing(name, spec) for name, spec in wider_specs.items() if known[name] != spec
-                ]
+                wider = [(name, spec) for name, spec in wider_specs.items() if known[name] != spec]
+                replaces = [self._columns.replacing(name, spec).replace for name, spec in wider]
                 with self._index.lock if wider_specs else nullcontext():
                     if replaces:
                         # Readers that copy from an old column repeat the read.
@@ -289,17 +289,7 @@ class TableShape:
             'other than k/255. Nothing is lost.',
             name,
         )
-        replace = self._columns.replacing(name, self._columns.specs[name])
-
-        def widen_column() -> None:
-            with self._index.lock:
-                # Readers that copy from the old column repeat the read. Other readers wait for the lock.
-                self._reads.repeat()
-                replace()
-                self._columns.recount(self._index.live_slots)
-            self._durability.describe(self._durability.info)
-
-        finish(widen_column)
+        self._convert(name, self._columns.specs[name])
 
     def judge_sharing(self) -> None:
         """
@@ -314,19 +304,31 @@ class TableShape:
                 format_bytes(spec_bytes(spec)),
             )
             try:
-                self._convert(self._columns.replacing(name, spec))
+                self._convert(name, spec)
             except NotEnoughSpace as e:
                 logger.warning('column %r goes on sharing frames that hardly recur: %s', name, e)
 
-    def _convert(self, replace: Callable[[], None]) -> None:
-        """Replace a column by one that holds the same values."""
+    def _convert(self, name: str, spec: ColumnSpec) -> None:
+        """
+        Overview:
+            Replace a column by one that holds the same values, and shares no frames.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        made = self._columns.replacing(name, spec)
+        try:
+            describe = self._durability.describing(made.stored)
+        except BaseException:
+            made.discard()
+            raise
 
         def convert() -> None:
             with self._index.lock:
                 # Readers that copy from the old column repeat the read. Other readers wait for the lock.
                 self._reads.repeat()
-                replace()
+                made.replace()
                 self._columns.recount(self._index.live_slots)
+            describe()
 
         finish(convert)
 

@@ -43,6 +43,8 @@ class RowWrites:
                 index.next_row = index.promised_row
             is_full = index.count + num_rows > index.capacity
             self._columns.reserve(index.capacity if is_full else index.count + num_rows)
+            if self._columns.shared:
+                self._columns.reserve_frames(num_rows)
             if is_full:
                 self._guard.announce()
             slots, evicted = index.allocate(num_rows)
@@ -88,6 +90,7 @@ class RowWrites:
             self._columns.overwrite(slots, columns)
 
         self._guard.check_open()
+        self._columns.reserve_frames(len(slots), columns)
         self._durability.overwrite(rows, columns, write)
 
     def writing(self, num_rows: int, skipped: int, note: Optional[Mapping[str, Any]]) -> Writing:
