@@ -27,12 +27,12 @@ from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_add
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.claim import check_script, claim_run
-from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
-from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
-from ding_store.middleware.members import Members, launch
-from ding_store.middleware.run_history import history_of
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.claim import check_script, claim_run
+from ding_store.run.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.history import history_of
+from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
+from ding_store.run.members import Members, launch
+from ding_store.run.session import RunSession
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 

@@ -7,8 +7,8 @@ import os
 from typing import List, Sequence
 
 from ding_store.errors import VersionConflict
-from ding_store.middleware.claim import SINGLE_ROLES
-from ding_store.middleware.members import Members
+from ding_store.run.claim import SINGLE_ROLES
+from ding_store.run.members import Members
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 from ding_store.storage.store import Store
 

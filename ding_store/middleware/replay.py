@@ -26,9 +26,9 @@ from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.run_recorder import LoopRecorder
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.task_stop import before_stop
-from ding_store.middleware.time_spent import TimeSpent
+from ding_store.run.session import RunSession
+from ding_store.run.time_spent import TimeSpent
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -10,12 +10,12 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
-from ding_store.middleware.claim import claim_part
-from ding_store.middleware.foreign import is_count, is_number
-from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
-from ding_store.middleware.waiting import LOOK_EVERY_S, best_effort
+from ding_store.run.claim import claim_part
+from ding_store.run.foreign import is_count, is_number
+from ding_store.run.members import Members
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import LOOK_EVERY_S, best_effort
 
 if TYPE_CHECKING:
     from ding.framework import Context

@@ -17,15 +17,15 @@ from ding_store.errors import ConfigError, SchemaMismatch  # noqa: E402
 from ding_store.launch.job import Job  # noqa: E402
 from ding_store.launch.join import join  # noqa: E402
 from ding_store.launch.status import read_status  # noqa: E402
-from ding_store.middleware import claim  # noqa: E402
 from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import SCHEMA_VALUE, ChunkWriter  # noqa: E402
 from ding_store.middleware.context_exchanger import FollowerExchanger  # noqa: E402
-from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.members import STREAM_OPTIONS  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.weights import WeightsReceiver  # noqa: E402
+from ding_store.run import claim  # noqa: E402
+from ding_store.run.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  # noqa: E402
+from ding_store.run.members import STREAM_OPTIONS  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 

@@ -17,8 +17,8 @@ import pytest
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.members import SILENT_AFTER, Member, Members
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.members import SILENT_AFTER, Member, Members
+from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
 

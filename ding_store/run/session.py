@@ -22,9 +22,9 @@ from ding_store.errors import (
     StoreTimeout,
     VersionConflict,
 )
-from ding_store.middleware.claim import check_script, claim_run, own_identity
-from ding_store.middleware.ending import FINISH, clear_ended_run, end_of, retire, silence_s
-from ding_store.middleware.members import (
+from ding_store.run.claim import check_script, claim_run, own_identity
+from ding_store.run.ending import FINISH, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.members import (
     STREAM,
     STREAM_OPTIONS,
     Member,
@@ -33,8 +33,8 @@ from ding_store.middleware.members import (
     launch,
     parent_process,
 )
-from ding_store.middleware.time_spent import TimeSpent
-from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
+from ding_store.run.time_spent import TimeSpent
+from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from ding_store.errors import ConfigError, VersionConflict
-from ding_store.middleware.ending import end_of
-from ding_store.middleware.foreign import fields_of, is_count, is_text
-from ding_store.middleware.members import STREAM as REPORTS
-from ding_store.middleware.members import Member, Members, launch, pid_space
+from ding_store.run.ending import end_of
+from ding_store.run.foreign import fields_of, is_count, is_text
+from ding_store.run.members import STREAM as REPORTS
+from ding_store.run.members import Member, Members, launch, pid_space
 from ding_store.storage.embedded.supervisor.clients import birth_of, is_gone
 from ding_store.storage.store import Store
 

@@ -10,9 +10,9 @@ from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import CorruptPayload, VersionConflict
-from ding_store.middleware.foreign import fields_of, is_count, is_text
-from ding_store.middleware.members import Members
-from ding_store.middleware.waiting import SLICE_S
+from ding_store.run.foreign import fields_of, is_count, is_text
+from ding_store.run.members import Members
+from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Header
 from ding_store.storage.store import Store
 

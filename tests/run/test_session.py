@@ -19,21 +19,22 @@ from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.metrics.figures import Figures
-from ding_store.middleware import ending, run_session
-from ding_store.middleware import members as members_module
-from ding_store.middleware.claim import _claim, claim_run
-from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.exchanger import Exchanger
-from ding_store.middleware.members import (
+from ding_store.middleware.weights import WeightsSender
+from ding_store.run import ending
+from ding_store.run import members as members_module
+from ding_store.run import session as session_module
+from ding_store.run.claim import _claim, claim_run
+from ding_store.run.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
+from ding_store.run.members import (
     STREAM,
     STREAM_OPTIONS,
     Member,
     Members,
     pid_space,
 )
-from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.waiting import PeerWatch
-from ding_store.middleware.weights import WeightsSender
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import PeerWatch
 from ding_store.storage import open_store
 from ding_store.storage.redis.store import RedisStore
 
@@ -267,14 +268,16 @@ def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
 @pytest.mark.parametrize('is_slow', [True, False])
 def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     logged = threading.Event()
-    monkeypatch.setattr(run_session, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
-    monkeypatch.setattr(run_session.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
+    monkeypatch.setattr(session_module, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
+    monkeypatch.setattr(
+        session_module.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None
+    )
 
     def connect(*arguments, **options):
         assert logged.wait(60 if is_slow else 0) == is_slow
         return open_store('memory://')
 
-    monkeypatch.setattr(run_session, 'open_store', connect)
+    monkeypatch.setattr(session_module, 'open_store', connect)
     with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
         pass
 
