@@ -111,6 +111,8 @@ def _is_parallel(what: str) -> bool:
 class _WeightsExchanger:
     """Base of sender and receiver: registers the policy in this process's session."""
 
+    uses_no_trajectories = True  # see ingest_plan.py
+
     def __init__(self, session: RunSession, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
         self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
         session.add_policy(name, acting)
@@ -133,8 +135,6 @@ class WeightsSender(_WeightsExchanger):
         - policy_version (:obj:`int`): Version of the acting policy that was published last.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
     """
-
-    __ding_store_harmless__ = True  # In each class itself: a task copies only a class's own attributes.
 
     def __init__(
         self, session: RunSession, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
@@ -235,8 +235,6 @@ class WeightsReceiver(_WeightsExchanger):
         - max_age_s (:obj:`Optional[float]`): Wait for newer weights this many seconds after the last ones were sent.
         - period (:obj:`int`): Load newer weights once in this many iterations of the sender.
     """
-
-    __ding_store_harmless__ = True
 
     def __init__(
         self,
