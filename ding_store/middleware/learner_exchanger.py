@@ -19,7 +19,6 @@ from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.run_recorder import RunRecorder
-from ding_store.run.claim import claim_part
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
@@ -56,12 +55,10 @@ class LearnerExchanger(Exchanger):
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        claim_part(
-            session.store,
+        session.claim_part(
             LEARNER_READER,
             'are the learner',
             'Give one process of the script this role (task.add_role), and the others another',
-            session.config.launched,
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._consumer_offset = ConsumerOffset()

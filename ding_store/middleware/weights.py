@@ -11,7 +11,6 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
-from ding_store.run.claim import claim_part
 from ding_store.run.foreign import is_count, is_number
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
@@ -202,8 +201,7 @@ class WeightsSender(_WeightsExchanger):
     def _claim(self) -> None:
         if not self._is_claimed:
             advice = 'Let one process send it, or name each policy (event_name, or name for ModelExchanger)'
-            launched = self._session.config.launched
-            claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice, launched)
+            self._session.claim_part(self._value, f'publish the policy {self._name!r}', advice)
             self._is_claimed = True
 
     def _say(self) -> None:
