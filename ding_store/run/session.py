@@ -164,12 +164,14 @@ class RunSession:
         script = own_identity()
         check_script(self.store, first_node, script)
         clear_ended_run(self.store, self.config)
-        is_first = node_id == first_node
-        claims = [
-            claim_role(self.store, role, silent_s),
-            claim_run(self.store, first_node, silent_s, script, is_first=is_first),
-        ]
-        return [lease for lease in claims if lease is not None]
+        of_run = claim_run(self.store, first_node, silent_s, script, is_first=node_id == first_node)
+        try:
+            of_role = claim_role(self.store, role, silent_s)
+        except ConfigError:
+            if of_run is not None:
+                of_run.release()
+            raise
+        return list(filter(None, [of_run, of_role]))
 
     def claim_part(self, part: str, what: str, advice: str) -> None:
         """Claim a part for this process: see ``claim.claim_part``."""

@@ -590,6 +590,27 @@ def test_two_learners_of_one_launch_are_accepted(member):
     assert not other.finished
 
 
+def test_job_elsewhere_is_refused_while_it_renews(store, member):
+    owner, stop = Owner('other', 'another space', 1, '1', 'far'), threading.Event()
+    other = Lease(store.another(), 'role/learner', owner, 'the learner on far', 0.2)
+    assert other.acquire() is None
+
+    def renew():
+        while not stop.wait(0.02):
+            other.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match='has a learner already: the learner on far'):
+            member('learner')
+        assert store.get('launch/0').header['is_released']
+    finally:
+        stop.set()
+        thread.join(60)
+    member('learner')
+
+
 def test_member_renews_its_leases_and_releases_them(store, member):
     learner = member('learner', 0)
     for name in ('launch/0', 'role/learner'):
@@ -629,6 +650,25 @@ def test_end_lost_by_the_server_is_put_again(store, member):
     store.lose_memory()
     within(lambda: store.get(FINISH) is not None)
     assert store.get(FINISH).header['reason'] == 'that is enough'
+
+
+def test_end_and_leases_survive_a_restart_without_memory(forgetful_server):
+    config = replace(CONFIG, url=forgetful_server.url, run='restarted')
+    with (
+        contextlib.closing(RunSession(config)) as learner,
+        contextlib.closing(RunSession(config)) as collector,
+        open_store(config.url, config.run) as other,
+    ):
+        learner.join('learner', 0)
+        collector.join('collector', 1)
+        forgetful_server.restart()
+        within(lambda: other.get('launch/0') is not None)
+        assert other.get('launch/0').header['title'] == learner.member.title
+        learner.finish('that is enough')
+        forgetful_server.restart()
+        within(lambda: other.get(FINISH) is not None)
+        within(lambda: collector.finished)
+    assert collector.finish_reason == 'that is enough'
 
 
 def test_members_that_left_are_removed_and_their_figures_stay(store, monkeypatch):

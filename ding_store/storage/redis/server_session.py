@@ -85,8 +85,8 @@ class ServerSession:
         if num_replicas == 0:
             return self.run(script, keys, *arguments), 0
         text, sha = self.scripts[script]
-        commands = [('SCRIPT', 'LOAD', text), self._evalsha(sha, keys, arguments), ('WAIT', num_replicas, timeout_ms)]
-        _, reply, reached = self.ask(*commands)
+        load: Tuple[Argument, ...] = ('SCRIPT', 'LOAD', text)
+        _, reply, reached = self.ask(load, self._evalsha(sha, keys, arguments), ('WAIT', num_replicas, timeout_ms))
         return reply, int(reached)
 
     @staticmethod
