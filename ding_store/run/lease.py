@@ -8,6 +8,8 @@ import socket
 import time
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Optional
 
+from ditk import logging
+
 from ding_store.errors import VersionConflict
 from ding_store.run.foreign import fields_of, is_count, is_number, is_text
 from ding_store.run.members import pid_space
@@ -20,6 +22,8 @@ from ding_store.storage.store import Store
 LOOK_S = 0.5
 #: The longest time that an owner may leave a lease without a renewal.
 MAX_TTL_S = 60.0
+#: A wait for an owner that may take this long is announced.
+NOTICE_S = 10.0
 #: The time until the first renewal of an owner that is starting.
 START_S = 30.0
 
@@ -167,6 +171,11 @@ class Lease:
     def living(self) -> Optional[Holder]:
         """Return the holder once it is certain that it lives, or None once this owner may take the lease."""
         found = self.holder()
+        if found is not None and not found.is_certain and found.ttl_s >= NOTICE_S:
+            logging.warning(
+                f'ding_store: waiting up to {found.ttl_s:.0f} s to see whether {found.title} of run '
+                f'{self._store.run!r} runs: it has {self.name!r}'
+            )
         while found is not None and not found.is_certain:
             self.wait(min(found.ttl_s, LOOK_S))
             found = self.holder()

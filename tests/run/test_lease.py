@@ -1,6 +1,7 @@
 """A lease against a plain model: owners come, renew, fall silent and exit, and the server forgets or goes back."""
 
 import copy
+import itertools
 import os
 import threading
 from dataclasses import dataclass, field
@@ -330,3 +331,14 @@ def test_owner_that_starts_has_its_lease_while_its_process_lives(store):
     assert other.acquire().is_certain
     held.renew()
     assert other.acquire() is None
+
+
+def test_long_wait_for_an_owner_that_starts_is_announced(store, monkeypatch, caplog):
+    held = lease(store, 'owner', 1.0, is_starting=True)
+    assert held.acquire() is None
+    ticks = itertools.count()
+    other = lease(store, 'other', 1.0, clock=lambda: LOOK_S * next(ticks))
+    monkeypatch.setattr(other, 'wait', lambda timeout_s: None)
+    assert other.acquire() is None
+    assert next(ticks) > START_S / LOOK_S
+    assert caplog.text.count("waiting up to 30 s to see whether owner of run 'default' runs") == 1
