@@ -51,15 +51,24 @@ LAYERS: Dict[str, Set[str]] = {
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
     'metrics': {'errors', 'private_files'},
+    'run': {'errors', 'config', 'storage', 'checkpoint'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
 
 #: package -> its parts, in an order in which each imports only from those before it.
 INNER_LAYERS: Dict[str, List[Set[str]]] = {
+    'ding_store.run': [
+        {'foreign', 'last_checkpoint', 'time_spent'},
+        {'history', 'members'},
+        {'waiting'},
+        {'ending'},
+        {'claim'},
+        {'session'},
+    ],
     'ding_store.storage': [
         {'base'},
         {'encoding'},
@@ -104,6 +113,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }

@@ -17,7 +17,7 @@ import pytest
 
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreError
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 from ding_store.storage.embedded.private_server import remove_run
 from ding_store.storage.testing import WAIT_S, eventually
 

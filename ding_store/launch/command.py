@@ -13,8 +13,8 @@ import time
 from typing import Iterator, List, Sequence, Tuple
 
 from ding_store.errors import ConfigError
-from ding_store.middleware.last_checkpoint import SAVE_S, is_saving
 from ding_store.parent_death import end_with
+from ding_store.run.last_checkpoint import SAVE_S, is_saving
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: Seconds from the request to end until all processes of the command are killed.

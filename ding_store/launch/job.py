@@ -27,12 +27,13 @@ from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_add
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.claim import check_script, claim_run
-from ding_store.middleware.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
-from ding_store.middleware.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
-from ding_store.middleware.members import Members, launch
-from ding_store.middleware.run_history import history_of
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.claim import check_roles, check_script, claim_run
+from ding_store.run.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.history import history_of
+from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
+from ding_store.run.lease import Lease
+from ding_store.run.members import Members, launch
+from ding_store.run.session import RunSession
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
@@ -174,7 +175,8 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.
-            claim_run(store, None, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
+            check_roles(store, self.config.launched)
+            self._claim_run(store)
         self._make_log_dir()
         with signals_as_interrupt():
             try:
@@ -183,9 +185,17 @@ class Job:
             finally:
                 self._end_rest()
 
+    def _claim_run(self, store: Store) -> Lease:
+        silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
+        lease = claim_run(store, FIRST_IDS['learner'], silent_s, script, self.config.launched)
+        assert lease is not None  # a launcher is the first process of its launch
+        return lease
+
     def _accompany(self, out: Any) -> Result:
         session = RunSession(self.config)
         try:
+            lease = self._claim_run(session.store)
+            session.hold(lease, f'the job of {lease.owner.place}')
             return self._watched(session, out)
         finally:
             session.close()

@@ -15,11 +15,11 @@ from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript
-from ding_store.middleware.claim import claim_role, starting
-from ding_store.middleware.ending import end_of, silence_s
-from ding_store.middleware.members import STREAM, Members, launch
-from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.waiting import SLICE_S
+from ding_store.run.claim import claim_role, starting
+from ding_store.run.ending import end_of, silence_s
+from ding_store.run.members import STREAM, Members, launch
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import StreamInfo
 from ding_store.storage.store import Store
 

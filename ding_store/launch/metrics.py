@@ -10,7 +10,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import print_to
 from ding_store.launch.status import Look, check_running, has_ended
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 
 
 def serve_metrics(config: StoreConfig, address: str, port: int, every_s: float = 1.0) -> int:

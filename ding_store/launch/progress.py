@@ -10,7 +10,7 @@ from typing import Any, Sequence, Tuple
 from ding_store.errors import StoreError
 from ding_store.launch.printing import print_to, printable
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.members import Members
+from ding_store.run.members import Members
 from ding_store.storage.store import Store
 
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 from typing import List, Sequence
 
-from ding_store.errors import VersionConflict
-from ding_store.middleware.claim import SINGLE_ROLES
-from ding_store.middleware.members import Members
+from ding_store.run.claim import SINGLE_ROLES
+from ding_store.run.lease import START_S, Lease, Owner
+from ding_store.run.members import Members
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 from ding_store.storage.store import Store
 
@@ -72,12 +72,10 @@ def claim_node_id(store: Store, role: str) -> int:
         return FIRST_IDS[role]
     members = Members(store).refresh()
     node_id = max([FIRST_JOINED_ID - 1, *(member.node_id for member in members.by_id.values())]) + 1
-    while True:
-        try:
-            store.put(f'node/{node_id}', {}, {}, expected_version=0)
-            return node_id
-        except VersionConflict:
-            node_id += 1
+    owner, title = Owner.this_process(), 'a process that joins'
+    while Lease(store, f'node/{node_id}', owner, title, START_S, is_starting=True).try_acquire() is not None:
+        node_id += 1
+    return node_id
 
 
 def peer_addresses(store: Store) -> List[str]:

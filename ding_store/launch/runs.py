@@ -14,8 +14,8 @@ from ding_store.launch.job import STOPPED
 from ding_store.launch.plot import POINTER
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.status import check_known, check_running, has_ended
-from ding_store.middleware.ending import end_of
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.ending import end_of
+from ding_store.run.session import RunSession
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.urls import root_of
 

@@ -10,7 +10,7 @@ from ding_store.doctor.finding import OK, WARN, Finding, to_json, to_table
 from ding_store.launch.printing import printable
 from ding_store.launch.status import Look, check_known, check_running
 from ding_store.metrics.slow import why_slow
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 
 #: Seconds of the run that the shares are of.
 MEASURE_S = 5.0

@@ -18,10 +18,10 @@ from ding_store.errors import ConfigError
 from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
 from ding_store.metrics.record import rates, samples_per_insert, shares
 from ding_store.metrics.screen import screen
-from ding_store.middleware.ending import end_of
-from ding_store.middleware.members import Member, Members
-from ding_store.middleware.run_history import history_of
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.ending import end_of
+from ding_store.run.history import history_of
+from ding_store.run.members import Member, Members
+from ding_store.run.session import RunSession
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.store import Store
 from ding_store.storage.urls import directory_of, root_of

@@ -21,7 +21,7 @@ from typing import Iterator, List, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.gc_freeze import leave_out_for_good
-from ding_store.middleware.claim import Identity, identity
+from ding_store.run.claim import Identity, identity
 
 #: Interpreter options without effect here: the output of our processes is unbuffered already.
 _IGNORED = ('-u', '-B')

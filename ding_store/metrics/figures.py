@@ -12,7 +12,7 @@ COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append')
 
 
 class Report(Protocol):
-    """The last report of a member, see ``ding_store.middleware.members.Member``."""
+    """The last report of a member, see ``ding_store.run.members.Member``."""
 
     id: str
     figures: Dict[str, Any]
@@ -22,7 +22,7 @@ class Report(Protocol):
 
 
 class Reports(Protocol):
-    """The last reports of all members of a run, see ``ding_store.middleware.members.Members``."""
+    """The last reports of all members of a run, see ``ding_store.run.members.Members``."""
 
     def of(self, role: str) -> Sequence[Report]: ...
 

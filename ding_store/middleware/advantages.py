@@ -10,7 +10,7 @@ from ding.framework.middleware.functional import advantage_estimator
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
-from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
+from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.plain_parts import stock
 
 if TYPE_CHECKING:
@@ -33,24 +33,28 @@ def gae_estimator(cfg: Any, policy: Any, buffer_: Optional[Buffer] = None) -> Ca
     """
     if not isinstance(buffer_, StoreBuffer) or (task.router.is_active and not task.has_role(task.role.LEARNER)):
         return stock_estimator(cfg, policy, buffer_)
-    replay, pushed = Replay(buffer_), _Pushed()
-    estimate = stock_estimator(cfg, policy, pushed)
+    return AdvantagePusher(cfg, policy, buffer_)
 
-    def _gae(ctx: OnlineRLContext) -> None:
-        note, meta = replay.take_note(), replay.meta
+
+class AdvantagePusher(Pusher):
+    """Estimates the advantages of a chunk's steps, and pushes the steps at once. ``gae_estimator`` makes it."""
+
+    def __init__(self, cfg: Any, policy: Any, buffer_: StoreBuffer) -> None:
+        super().__init__(buffer_)
+        self._pushed = _Pushed()
+        self._estimate = stock_estimator(cfg, policy, self._pushed)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        note, meta = self.replay.take_note(), self.replay.meta
         if ctx.trajectories:
-            estimate(ctx)
+            self._estimate(ctx)
         ctx.trajectories = None
-        elements = pushed.take()
+        elements = self._pushed.take()
         metas = None if meta is None else [dict(meta) for _ in elements]
-        buffer_.extend_elements(elements, metas, commit=note)
+        self.replay.buffer.extend_elements(elements, metas, commit=note)
 
-    def takes_no_columns() -> None:
+    def push_columns(self) -> None:
         logging.info('ding_store: advantages are estimated from elements, so each chunk becomes ctx.trajectories')
-
-    setattr(_gae, PUSH_COLUMNS, takes_no_columns)
-    setattr(_gae, REPLAY, replay)
-    return _gae
 
 
 class _Pushed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from ding_store.middleware.foreign import fields_of, is_count, is_number
+from ding_store.run.foreign import fields_of, is_count, is_number
 from ding_store.storage.base import EntryId, Header, Value
 from ding_store.storage.store import Store
 

@@ -16,12 +16,12 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.middleware.ending import CHECKPOINTS
-from ding_store.middleware.last_checkpoint import SAVE_S, LastCheckpoint, saving
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.task_stop import before_stop, is_failing
+from ding_store.run.ending import CHECKPOINTS
+from ding_store.run.last_checkpoint import SAVE_S, LastCheckpoint, saving
+from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -16,11 +16,11 @@ from ding_store.errors import AppendUnsettled, ServerFull
 from ding_store.middleware.backpressure import PROGRESS, Backpressure, progress_of
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
-from ding_store.middleware.ending import FINISH
 from ding_store.middleware.exchanger import STREAM, Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.ending import FINISH
+from ding_store.run.members import Members
+from ding_store.run.session import RunSession
 from ding_store.storage.base import EntryId
 from ding_store.storage.store import Store
 

@@ -13,7 +13,7 @@ from ding_store.middleware.backpressure import PROGRESS, progress_of
 from ding_store.middleware.collector_exchanger import CollectorExchanger
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.learner_exchanger import LearnerExchanger
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

@@ -9,8 +9,8 @@ from ditk import logging
 
 from ding_store.errors import StoreError
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.task_stop import before_stop, failure, is_failing
+from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext

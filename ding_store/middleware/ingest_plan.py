@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from abc import ABC, abstractmethod
 from typing import Any, Callable, Dict, List, Optional
 
 from ding.framework import Task
@@ -9,10 +12,8 @@ from ditk import logging
 
 from ding_store.middleware.insert_ratio import warn_of_no_ratio
 
-#: Attribute of ding_store's middleware that may stand before the pusher because it uses no trajectories.
-USES_NO_TRAJECTORIES = '__ding_store_harmless__'
-#: Attributes of ding_store's pusher. One returns its function for whole columns, or None. The other is its ``Replay``.
-PUSH_COLUMNS, REPLAY = '__ding_store_push_columns__', '__ding_store_replay__'
+#: Class attribute of middleware that may stand before the pusher because it uses no trajectories.
+USES_NO_TRAJECTORIES = 'uses_no_trajectories'
 #: Modules of middleware that also runs in iterations without data: savers and loggers.
 FINAL_MODULES = (
     'ding.framework.middleware.ckpt_handler',
@@ -41,6 +42,34 @@ class Replay:
         return note
 
 
+class Pusher(ABC):
+    """
+    Overview:
+        Middleware that pushes experience into a replay.
+    Attributes:
+        - replay (:obj:`Replay`): The buffer, and the note that the next push commits.
+    """
+
+    #: A task keeps an object that has a name, as the ``__wrapped__`` of its middleware. Of others it keeps the class.
+    __name__ = 'push'
+
+    def __init__(self, buffer_: Any) -> None:
+        self.replay = Replay(buffer_)
+
+    @abstractmethod
+    def __call__(self, ctx: Any) -> None:
+        """Push the elements of ``ctx``, and commit the note with them."""
+
+    @abstractmethod
+    def push_columns(self) -> Optional[Callable]:
+        """Return a function that pushes whole columns, or None if the buffer needs elements. Log which it is."""
+
+
+def uses_no_trajectories(middleware: Callable) -> bool:
+    """Return True if a task's middleware is an object of ding_store that leaves ``ctx.trajectories`` alone."""
+    return bool(getattr(inspect.unwrap(middleware), USES_NO_TRAJECTORIES, False))
+
+
 def replay_figures(buffer_: Any) -> Dict[str, int]:
     """Return the figures of a buffer that a learner reports. None: there is no buffer."""
     if buffer_ is None:
@@ -65,40 +94,41 @@ class IngestPlan:
         self.push_direct: Optional[Callable] = None
         self.replay: Optional[Replay] = None
         self._to_pusher: List[Callable] = []
-        following = self._following(task, exchanger)
-        self._choose_ingest([task._middleware[i] for i in following], exchanger)
-        for i in following:
-            task._middleware[i] = self._guard(task._middleware[i])
+        following: List[Callable] = []
+        is_behind = False
 
-    @staticmethod
-    def _following(task: Task, exchanger: Any) -> List[int]:
-        kind = type(exchanger)
-        for i, middleware in enumerate(task._middleware):
-            if getattr(middleware, '__wrapped__', None) is kind:
-                return list(range(i + 1, len(task._middleware)))
-        return []  # the exchanger is called inside another middleware, so its followers are unknown
+        def guard(middleware: Callable) -> Callable:
+            nonlocal is_behind
+            if is_behind:
+                following.append(middleware)
+                return self._guarded(middleware)
+            is_behind = inspect.unwrap(middleware) is type(exchanger)
+            return middleware
+
+        # The task calls this for its middleware in order. If the exchanger is called inside another middleware, then
+        # its followers are unknown.
+        task.use_wrapper(guard)
+        self._choose_ingest(following, exchanger)
 
     def _choose_ingest(self, following: List[Callable], exchanger: Any) -> None:
         if exchanger.role != 'learner':
             return
-        pushers = [i for i, middleware in enumerate(following) if hasattr(middleware, PUSH_COLUMNS)]
+        pushers = [(i, part) for i, part in enumerate(map(inspect.unwrap, following)) if isinstance(part, Pusher)]
         if not pushers:
             warn_of_no_ratio(exchanger._session.config, 'no data_pusher of the store follows the exchanger')
             return
-        pusher = following[pushers[0]]
-        self._to_pusher = following[: pushers[0] + 1]
-        self.replay = getattr(pusher, REPLAY)
+        place, pusher = pushers[0]
+        self._to_pusher = following[: place + 1]
+        self.replay = pusher.replay
         if not exchanger._session.config.direct_ingest:
             logging.info('ding_store: direct ingest is off (store.direct_ingest=False)')
             return
-        between = [
-            middleware for middleware in self._to_pusher[:-1] if not getattr(middleware, USES_NO_TRAJECTORIES, False)
-        ]
+        between = [middleware for middleware in self._to_pusher[:-1] if not uses_no_trajectories(middleware)]
         if between:
             names = ', '.join(getattr(middleware, '__qualname__', repr(middleware)) for middleware in between)
             logging.info(f'ding_store: experience passes {names}, so each chunk becomes ctx.trajectories for it')
             return
-        self.push_direct = getattr(pusher, PUSH_COLUMNS)()
+        self.push_direct = pusher.push_columns()
 
     def replay_figures(self) -> Dict[str, int]:
         """Return how many rows the pusher's buffer holds, how many it can hold, and the bytes of its rows."""
@@ -113,14 +143,12 @@ class IngestPlan:
         for middleware in self._to_pusher:
             middleware(ctx)
 
-    def _guard(self, middleware: Callable) -> Callable:
-        origin = getattr(middleware, '__wrapped__', middleware)
-        if getattr(origin, '__module__', '') in FINAL_MODULES:
+    def _guarded(self, middleware: Callable) -> Callable:
+        if getattr(inspect.unwrap(middleware), '__module__', '') in FINAL_MODULES:
             return middleware
 
+        @functools.wraps(middleware)
         def guarded(ctx: Any) -> Any:
             return None if self.idle else middleware(ctx)
 
-        guarded.__dict__.update(middleware.__dict__)
-        guarded.__name__ = getattr(middleware, '__name__', 'guarded')
         return guarded

@@ -12,18 +12,17 @@ from ditk import logging
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.backpressure import PROGRESS
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
-from ding_store.middleware.claim import claim_part
 from ding_store.middleware.consumer_offset import ConsumerOffset
-from ding_store.middleware.ending import CHECKPOINTS
 from ding_store.middleware.exchanger import STREAM, Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
-from ding_store.middleware.members import Members
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.run_recorder import RunRecorder
-from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.waiting import LOOK_EVERY_S, SLICE_S, best_effort
+from ding_store.run.ending import CHECKPOINTS
+from ding_store.run.members import Members
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import LOOK_EVERY_S, SLICE_S, best_effort
 from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
@@ -56,12 +55,10 @@ class LearnerExchanger(Exchanger):
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        claim_part(
-            session.store,
+        session.claim_part(
             LEARNER_READER,
             'are the learner',
             'Give one process of the script this role (task.add_role), and the others another',
-            session.config.launched,
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
         self._consumer_offset = ConsumerOffset()

@@ -78,8 +78,8 @@ class Pipeline:
         from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
         from ding_store.middleware.context_exchanger import context_exchanger
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
-        from ding_store.middleware.run_session import RunSession
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
+        from ding_store.run.session import RunSession
 
         config = self.config
         self.session = RunSession(

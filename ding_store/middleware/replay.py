@@ -22,13 +22,13 @@ from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
 from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
-from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY, Replay
+from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.run_recorder import LoopRecorder
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.task_stop import before_stop
-from ding_store.middleware.time_spent import TimeSpent
+from ding_store.run.session import RunSession
+from ding_store.run.time_spent import TimeSpent
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -90,43 +90,52 @@ def data_pusher(
         return plain  # DI-engine's pusher is void here
     if config is not None:
         _keep_ratio(config, cfg, buffer_)
-    replay = Replay(buffer_)
-    gives_priorities = has_priorities(buffer_)
+    return DataPusher(plain, buffer_, group_by_env)
 
-    def push(ctx: OnlineRLContext) -> None:
-        note, elements = replay.take_note(), ctx.trajectories or []
+
+class DataPusher(Pusher):
+    """
+    Overview:
+        Pushes trajectories, episodes or whole columns into a buffer. ``data_pusher`` makes it.
+    Arguments:
+        - plain (:obj:`Callable`): DI-engine's pusher, for what is not pushed at once.
+    """
+
+    def __init__(self, plain: Callable, buffer_: Buffer, group_by_env: Optional[bool]) -> None:
+        super().__init__(buffer_)
+        self._plain, self._group_by_env = plain, group_by_env
+        self._gives_priorities = has_priorities(buffer_)
+
+    def __call__(self, ctx: OnlineRLContext) -> None:
+        note, elements, buffer_ = self.replay.take_note(), ctx.trajectories or [], self.replay.buffer
         priority = None
-        if elements and gives_priorities and not group_by_env and _has_key(elements[0], 'priority'):
+        if elements and self._gives_priorities and not self._group_by_env and _has_key(elements[0], 'priority'):
             priority = [float(element['priority']) for element in elements]
         is_nothing = ctx.trajectories is None and ctx.episodes is None
         if note is None and (is_nothing or not isinstance(buffer_, StoreBuffer)):
-            plain(ctx)
+            self._plain(ctx)
         else:
-            _push_whole(buffer_, ctx, bool(group_by_env), priority, note, replay.meta)
+            _push_whole(buffer_, ctx, bool(self._group_by_env), priority, note, self.replay.meta)
 
-    def push_columns() -> Optional[Callable]:
-        reason = _why_elements(buffer_, group_by_env)
+    def push_columns(self) -> Optional[Callable]:
+        reason = _why_elements(self.replay.buffer, self._group_by_env)
         if reason:
             logging.info(f'ding_store: {reason}, so each chunk becomes elements that are pushed one by one')
             return None
         logging.info('ding_store: only a pusher is before the buffer, so columns go into the replay directly')
+        return self._push_direct
 
-        def push_direct(
-            schema: Any,
-            arrays: Any,
-            commit: Any = None,
-            meta: Optional[Dict[str, Any]] = None,
-            narrowed: Collection[str] = (),
-        ) -> None:
-            # As in DI-engine's PriorityExperienceReplay: the collector may have computed an element's priority.
-            priority = _priorities_in(arrays, narrowed) if gives_priorities else None
-            buffer_.extend(arrays, schema, priority, commit, meta, narrowed)
-
-        return push_direct
-
-    setattr(push, PUSH_COLUMNS, push_columns)
-    setattr(push, REPLAY, replay)
-    return push
+    def _push_direct(
+        self,
+        schema: Any,
+        arrays: Any,
+        commit: Any = None,
+        meta: Optional[Dict[str, Any]] = None,
+        narrowed: Collection[str] = (),
+    ) -> None:
+        # As in DI-engine's PriorityExperienceReplay: the collector may have computed an element's priority.
+        priority = _priorities_in(arrays, narrowed) if self._gives_priorities else None
+        self.replay.buffer.extend(arrays, schema, priority, commit, meta, narrowed)
 
 
 def _has_key(element: Any, key: str) -> bool:

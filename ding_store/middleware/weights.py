@@ -10,12 +10,11 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
-from ding_store.middleware.claim import claim_part
-from ding_store.middleware.foreign import is_count, is_number
-from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import RunSession
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
-from ding_store.middleware.waiting import LOOK_EVERY_S, best_effort
+from ding_store.run.foreign import is_count, is_number
+from ding_store.run.members import Members
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import LOOK_EVERY_S, best_effort
 
 if TYPE_CHECKING:
     from ding.framework import Context
@@ -111,6 +110,8 @@ def _is_parallel(what: str) -> bool:
 class _WeightsExchanger:
     """Base of sender and receiver: registers the policy in this process's session."""
 
+    uses_no_trajectories = True  # see ingest_plan.py
+
     def __init__(self, session: RunSession, model: torch.nn.Module, name: str, acting: Optional[bool]) -> None:
         self._session, self._model, self._name, self._value = session, model, name, f'weights/{name}'
         session.add_policy(name, acting)
@@ -133,8 +134,6 @@ class WeightsSender(_WeightsExchanger):
         - policy_version (:obj:`int`): Version of the acting policy that was published last.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the same version, for all policies of this process.
     """
-
-    __ding_store_harmless__ = True  # In each class itself: a task copies only a class's own attributes.
 
     def __init__(
         self, session: RunSession, model: torch.nn.Module, name: str, period: int = 1, acting: Optional[bool] = None
@@ -202,8 +201,7 @@ class WeightsSender(_WeightsExchanger):
     def _claim(self) -> None:
         if not self._is_claimed:
             advice = 'Let one process send it, or name each policy (event_name, or name for ModelExchanger)'
-            launched = self._session.config.launched
-            claim_part(self._session.store, self._value, f'publish the policy {self._name!r}', advice, launched)
+            self._session.claim_part(self._value, f'publish the policy {self._name!r}', advice)
             self._is_claimed = True
 
     def _say(self) -> None:
@@ -235,8 +233,6 @@ class WeightsReceiver(_WeightsExchanger):
         - max_age_s (:obj:`Optional[float]`): Wait for newer weights this many seconds after the last ones were sent.
         - period (:obj:`int`): Load newer weights once in this many iterations of the sender.
     """
-
-    __ding_store_harmless__ = True
 
     def __init__(
         self,

@@ -131,14 +131,19 @@ class RedisOptions:
         - socket_timeout_s (:obj:`float`): Seconds that one reply, or 1 MiB of a request, may take. Then the store
           reconnects. It must be longer than ``check_every_s``, because commands block for that long on purpose.
         - grace_s (:obj:`float`): Seconds that an embedded server runs on after the last process that uses it.
+        - min_replicas (:obj:`int`): Replicas of the server that a decision (``Store.decide``) waits for, half a second
+          at most. 0: it does not wait. With a failover, set it to 1.
     """
 
     connect_timeout_s: Optional[float] = None
     reconnect_timeout_s: float = 60.0
     socket_timeout_s: float = 10.0
     grace_s: float = 30.0
+    min_replicas: int = 0
 
     def __post_init__(self) -> None:
+        if type(self.min_replicas) is not int or self.min_replicas < 0:
+            raise ConfigError(f'min_replicas ({self.min_replicas!r}) must be an int >= 0')
         for name, value in vars(self).items():
             if not (_is_at_least_0(value) or (name == 'connect_timeout_s' and value is None)):
                 raise ConfigError(f'{name} ({value!r}) must be a number >= 0')

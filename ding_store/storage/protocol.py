@@ -146,6 +146,14 @@ class Version(NamedTuple):
     is_coming: bool = False  # a reader requested the payload before
 
 
+class Decided(NamedTuple):
+    """The version that a server gave to a decision."""
+
+    version: ValueVersion
+    num_replicas: int  # replicas that had it when the wait for them ended
+    generation: str  # see ``Server.generation``
+
+
 def conflict(name: str, version: int, expected: int) -> VersionConflict:
     """Return the error of a put that expected another version than the newest one."""
     why = ' as it was read: the server went back in time' if version == expected else ''
@@ -263,6 +271,7 @@ class Server(ABC):
         - patience_s (:obj:`float`): Seconds that a reader waits for a writer's backfill.
         - max_payload_bytes (:obj:`int`): Maximum size of a payload.
         - keeps_data (:obj:`bool`): Whether a restarted server still has the entries that it accepted.
+        - min_replicas (:obj:`int`): Replicas that ``decide`` waits for.
     Raises (any command):
         - StoreUnavailable: Transient. The server was unreachable for ``reconnect_timeout_s``. The command may have
           taken effect.
@@ -275,6 +284,7 @@ class Server(ABC):
     patience_s: float = PATIENCE_S
     max_payload_bytes: int = sys.maxsize
     keeps_data: bool = False
+    min_replicas: int = 0
 
     def __init__(self, writer: str) -> None:
         self.writer = writer
@@ -381,6 +391,22 @@ class Server(ABC):
         Raises:
             - VersionConflict: The value is not at ``expected_version``. Nothing was published.
         """
+
+    def decide(self, name: str, payload: Pieces, expected_version: Optional[int] = None) -> Decided:
+        """
+        Overview:
+            Put a value that is to survive a failover. Then wait, but not for long, until ``min_replicas`` replicas of
+            the server have it. This is for a server without replicas.
+        Arguments:
+            - payload (:obj:`Pieces`): At most ``INLINE_BYTES``.
+        Raises:
+            - VersionConflict: The value is not at ``expected_version``. Nothing was published.
+        """
+        return Decided(self.put(name, payload, b'', expected_version), self.min_replicas, self.generation())
+
+    @abstractmethod
+    def generation(self) -> str:
+        """Return a text that changes whenever the server may have lost values. Only this process compares it."""
 
     @abstractmethod
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:

@@ -10,13 +10,25 @@ import time
 import zlib
 from dataclasses import replace
 from types import TracebackType
-from typing import Callable, ContextManager, Dict, List, Optional, Sequence, Type
+from typing import Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Type
 
-from ding_store.errors import ConfigError, StoreClosed, StoreError
-from ding_store.storage.base import OLDEST, START, Arrays, Entry, EntryId, Header, StoreInfo, StreamInfo, Value
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
+from ding_store.storage.base import (
+    OLDEST,
+    START,
+    Arrays,
+    Entry,
+    EntryId,
+    Header,
+    StoreInfo,
+    StreamInfo,
+    Value,
+    put_id_of,
+)
 from ding_store.storage.client import LEAVE_S, Client
+from ding_store.storage.encoding.framing import INLINE_BYTES, encode_pieces
 from ding_store.storage.options import HostOptions, StoreOptions, check_name
-from ding_store.storage.protocol import Server
+from ding_store.storage.protocol import Decided, Server, conflict
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, open_cache_dir
 from ding_store.storage.shared_memory.host_streams import HostStreams
 from ding_store.storage.shared_memory.shared_values import HostValues
@@ -86,6 +98,7 @@ class Store:
         self._cache = _opened(f'{self.run}-{zlib.crc32(self.address.encode()):08x}', self._host_options)
         self._streams = HostStreams(client, self._cache, self._host_options.host_checksum)
         self._values = HostValues(client, self._cache, _VALUE_PATIENCE_S)
+        self._decisions: Dict[str, _Decision] = {}
         self._tidied_at = time.monotonic()
         # Set last: until then other threads of a forked child wait, and all they find belongs to the parent process.
         self._pid = os.getpid()
@@ -284,6 +297,65 @@ class Store:
         self._enter()
         return self._values.put(name, header, arrays, expected_version)
 
+    def decide(self, name: str, header: Header, expected_version: Optional[int] = None) -> int:
+        """
+        Overview:
+            Put a value without arrays that is to survive a failover: a decision. This waits until ``min_replicas``
+            replicas of the server have it. If they do not have it in half a second, a warning is logged, and the
+            decision counts all the same. Call ``uphold`` regularly, to decide the same again if the server lost it.
+        Returns:
+            - version (:obj:`ValueVersion`): As ``put`` returns it.
+        Raises:
+            - VersionConflict: The value is at another version. Nothing was written.
+        """
+        check_name('value', name)
+        payload = encode_pieces(header, {})
+        if payload.num_bytes > INLINE_BYTES:
+            raise NotEnoughSpace(
+                f'decision {name!r} has {payload.num_bytes} bytes, and the limit is {INLINE_BYTES}. Put them into '
+                'another value.'
+            )
+        server = self._server()
+        decided = server.decide(name, payload, expected_version)
+        if decided.num_replicas < server.min_replicas:
+            logger.warning(
+                'decision %r is on %d of %d replicas (min_replicas) of %s: a failover now may lose it',
+                *(name, decided.num_replicas, server.min_replicas, self.address),
+            )
+        self._decisions[name] = _Decision(header, decided, put_id_of(expected_version))
+        return decided.version
+
+    def uphold(self, name: str) -> bool:
+        """
+        Overview:
+            Check the last decision of this store on a value. Decide the same again if the server lost it, or went back
+            to the version that it had replaced.
+        Returns:
+            - stands (:obj:`bool`): False: a process has deleted it, or this store has decided nothing.
+        Raises:
+            - VersionConflict: Another process has put the value since. Its version counts.
+        """
+        decision = self._decisions.get(name)
+        if decision is None:
+            return False
+        found, known = self._enter().get(name), decision.decided.version
+        if found is not None and not found.version.is_of_another_put(known):
+            return True
+        if found is None and self._is_same_memory(decision.decided.generation):
+            self._decisions.pop(name, None)
+            return False
+        if found is not None and (decision.replaced == '' or found.version.put_id != decision.replaced):
+            self._decisions.pop(name, None)
+            raise conflict(name, found.version, known)
+        logger.warning('%s has lost the decision %r of this process, which decides it again', self.address, name)
+        self.decide(name, decision.header, 0 if found is None else found.version)
+        return True
+
+    def _is_same_memory(self, generation: str) -> bool:
+        """Return whether the server has lost nothing since it was of this generation."""
+        server = self._server()
+        return server.keeps_data or server.generation() == generation
+
     def set_start_version(self, name: str, version: int) -> None:
         """
         Overview:
@@ -409,6 +481,12 @@ class Store:
         self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
         self.close()
+
+
+class _Decision(NamedTuple):
+    header: Header
+    decided: Decided
+    replaced: str  # id of the put that it replaced. '' if there was none, or it is unknown
 
 
 def _delete_all(info: StoreInfo, delete: Callable[[str], bool], last: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from mpire import WorkerPool
 from workers import ROLES, say, work
 
 from ding_store.config import StoreConfig
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 
 
 def learn(node_id, gate, directory):

@@ -17,8 +17,8 @@ from ding_store.environment import ENV_RUN, ENV_URL, Environment
 from ding_store.errors import ConfigError
 from ding_store.launch import command
 from ding_store.launch import join as join_command
-from ding_store.middleware.members import Members
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.members import Members
+from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 
 pytest.importorskip('mpire')

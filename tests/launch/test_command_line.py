@@ -18,7 +18,7 @@ from ding_store.config import StoreConfig, parse_settings
 from ding_store.environment import ENV_SETTINGS
 from ding_store.errors import ConfigError
 from ding_store.launch.progress import Display
-from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 ROLES = ['run', '--roles', 'learner=1,collector=1']
@@ -88,8 +88,8 @@ def test_join_of_a_run_without_processes_is_refused(tmp_path, redis_server):
 def test_join_of_a_starting_run_waits_for_its_first_process(capsys):
     pytest.importorskip('ding')
     from ding_store.launch.join import living
-    from ding_store.middleware.claim import claim_run
-    from ding_store.middleware.members import Member, Members
+    from ding_store.run.claim import claim_run
+    from ding_store.run.members import Member, Members
 
     config = StoreConfig.from_block({'peer_timeout_s': 60.0, 'heartbeat_s': 0.1})
     with (
@@ -97,7 +97,7 @@ def test_join_of_a_starting_run_waits_for_its_first_process(capsys):
         ThreadPoolExecutor(1) as pool,
         pytest.MonkeyPatch.context() as patch,
     ):
-        claim_run(store, None, 0, 0.0, {})  # as a launcher does, before anybody can report
+        claim_run(store, 0, 1.0, {})  # as a launcher does, before anybody can report
         member, is_waiting = Member('m', 'learner', 0), threading.Event()
         patch.setattr(Members, 'wait', lambda members, timeout_s: is_waiting.set() or members._read(1, timeout_s))
         joined = pool.submit(living, store, config)
@@ -112,15 +112,16 @@ def test_join_of_a_starting_run_waits_for_its_first_process(capsys):
 def test_join_does_not_wait_for_a_dead_launcher(how, monkeypatch):
     pytest.importorskip('ding')
     from ding_store.launch.join import living
-    from ding_store.middleware import claim
+    from ding_store.run import claim
+    from ding_store.run import lease as lease_module
 
     config = StoreConfig.from_block({'peer_timeout_s': 0.05, 'heartbeat_s': 0.1})
     with open_store('memory://') as store:
-        claim.claim_run(store, None, 0, 0.0, {})
+        claim.claim_run(store, 0, 1.0, {})
         if how == 'gone':
-            monkeypatch.setattr(claim, 'is_gone', lambda pid, birth: True)
+            monkeypatch.setattr(lease_module, 'is_gone', lambda pid, birth: True)
         if how == 'elsewhere':
-            monkeypatch.setattr(claim, 'pid_space', lambda: 'another')
+            monkeypatch.setattr(lease_module, 'pid_space', lambda: 'another')
         with pytest.raises(ConfigError, match='has no living process'):
             living(store, config)
 

@@ -7,7 +7,7 @@ import pytest
 from ding_store.errors import StoreUnavailable
 from ding_store.launch.progress import Display, summary
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.members import Member, Members
+from ding_store.run.members import Member, Members
 from ding_store.storage import open_store
 
 

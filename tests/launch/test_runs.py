@@ -5,8 +5,8 @@ import pytest
 from ding_store import cli
 from ding_store.launch.plot import note_history
 from ding_store.launch.runs import STOPPED, Logs
-from ding_store.middleware.ending import FINISH, end_of
-from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.run.ending import FINISH, end_of
+from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ding_store.launch.metrics import start_server
 from ding_store.launch.status import Look
-from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from ding_store import cli
 from ding_store.errors import ConfigError, StoreUnavailable
 from ding_store.launch.metrics import start_server
 from ding_store.launch.status import Look
-from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 

@@ -10,7 +10,7 @@ from ding_store.errors import ConfigError
 from ding_store.metrics.figures import Figures
 from ding_store.metrics.history import FILE, HistoryWriter, read_history
 from ding_store.metrics.record import COLUMNS, record_of
-from ding_store.middleware.members import Member, Members
+from ding_store.run.members import Member, Members
 from ding_store.storage import open_store
 
 

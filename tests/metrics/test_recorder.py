@@ -18,10 +18,10 @@ from easydict import EasyDict  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.metrics.history import read_history  # noqa: E402
 from ding_store.middleware import pipeline, run_recorder  # noqa: E402
-from ding_store.middleware.members import Member  # noqa: E402
-from ding_store.middleware.run_history import history_of  # noqa: E402
 from ding_store.middleware.run_recorder import RETURN_TAG, RunRecorder  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
+from ding_store.run.history import history_of  # noqa: E402
+from ding_store.run.members import Member  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ding_store.launch.status import Look, read_status, to_json
 from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
-from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
 

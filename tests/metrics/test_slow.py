@@ -9,8 +9,8 @@ import pytest
 from ding_store import cli
 from ding_store.launch.status import Look
 from ding_store.metrics.slow import why_slow
-from ding_store.middleware.members import STREAM_OPTIONS, Member
-from ding_store.middleware.time_spent import TimeSpent
+from ding_store.run.members import STREAM_OPTIONS, Member
+from ding_store.run.time_spent import TimeSpent
 from ding_store.storage import open_store
 
 #: Seconds of each part in the ten seconds between two looks, of a run in which all is well.

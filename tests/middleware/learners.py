@@ -10,7 +10,6 @@ from easydict import EasyDict
 from ding_store.middleware.chunks import ChunkDecoder
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import STREAM
-from ding_store.middleware.ingest_plan import PUSH_COLUMNS, REPLAY
 from ding_store.middleware.learner_exchanger import LearnerExchanger
 from ding_store.middleware.replay import data_pusher
 
@@ -37,9 +36,7 @@ class Learner(LearnerExchanger):
         pusher = data_pusher(CONFIG, buffer_)
         self._push = pusher
         self._member = SimpleNamespace(figures={'began_s': 1.0})
-        self._ingest_plan = SimpleNamespace(
-            push_direct=getattr(pusher, PUSH_COLUMNS)() if direct else None, replay=getattr(pusher, REPLAY)
-        )
+        self._ingest_plan = SimpleNamespace(push_direct=pusher.push_columns() if direct else None, replay=pusher.replay)
         self._decoder = ChunkDecoder(allow_pickle)
         self._consumer_offset = position or ConsumerOffset()
         self._reader = self._consumer_offset.reader(store, STREAM, 'learner', **options)

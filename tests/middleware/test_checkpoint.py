@@ -35,14 +35,14 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     set_random_states,
 )
 from ding_store.middleware.consumer_offset import ENV_ID, ConsumerOffset  # noqa: E402
-from ding_store.middleware.ending import FINISH  # noqa: E402
 from ding_store.middleware.ingest_plan import Replay  # noqa: E402
-from ding_store.middleware.last_checkpoint import is_saving  # noqa: E402
-from ding_store.middleware.members import Member  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
+from ding_store.run.ending import FINISH  # noqa: E402
+from ding_store.run.last_checkpoint import is_saving  # noqa: E402
+from ding_store.run.members import Member  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.memory.store import MemoryStore  # noqa: E402
 

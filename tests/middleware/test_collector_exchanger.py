@@ -11,8 +11,8 @@ from ding_store.config import StoreConfig
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
 from ding_store.middleware.exchanger import STREAM
-from ding_store.middleware.members import Member
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.members import Member
+from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 

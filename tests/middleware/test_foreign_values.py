@@ -17,15 +17,16 @@ from ding_store.errors import ConfigError, SchemaMismatch  # noqa: E402
 from ding_store.launch.job import Job  # noqa: E402
 from ding_store.launch.join import join  # noqa: E402
 from ding_store.launch.status import read_status  # noqa: E402
-from ding_store.middleware import claim  # noqa: E402
 from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import SCHEMA_VALUE, ChunkWriter  # noqa: E402
 from ding_store.middleware.context_exchanger import FollowerExchanger  # noqa: E402
-from ding_store.middleware.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.members import STREAM_OPTIONS  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
 from ding_store.middleware.weights import WeightsReceiver  # noqa: E402
+from ding_store.run import claim  # noqa: E402
+from ding_store.run.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  # noqa: E402
+from ding_store.run.lease import FIELDS  # noqa: E402
+from ding_store.run.members import STREAM_OPTIONS  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 
@@ -85,17 +86,17 @@ def _join(store):
         join(CONFIG, Environment(), 'collector', None, None, wait=True)
 
 
-@pytest.mark.parametrize('name', ['launch/0', 'joined/learner', 'part/learner'])
+@pytest.mark.parametrize('name', ['launch/0', 'role/learner', 'part/learner'])
 def test_foreign_claim_is_passed_over_by_name(store, name, foreign, caplog):
-    for header in foreign('launch', 'pid_space', 'pid', 'birth', 'host'):
+    for header in foreign(*FIELDS):
         store.put(name, header, {})
         caplog.clear()
         assert claim.starting(store) is None
         claim.check_script(store, 0, {'script': 'x', 'config': None})
         take = {
-            'launch/0': lambda: claim.claim_run(store, 'learner', 0, 0.1, {'script': 'x', 'config': None}),
-            'joined/learner': lambda: claim.claim_role(store, 'learner', 0.1),
-            'part/learner': lambda: claim.claim_part(store, 'learner', 'are the learner', ''),
+            'launch/0': lambda: claim.claim_run(store, 0, 0.1, {'script': 'x', 'config': None}),
+            'role/learner': lambda: claim.claim_role(store, 'learner', 0.1),
+            'part/learner': lambda: claim.claim_part(store, 'learner', 0.1, 'are the learner', ''),
         }
         take[name]()
         assert f'value {name!r} was put by another program' in caplog.text

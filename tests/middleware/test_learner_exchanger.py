@@ -30,7 +30,7 @@ from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
 from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
 from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
-from ding_store.middleware.time_spent import TimeSpent  # noqa: E402
+from ding_store.run.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402

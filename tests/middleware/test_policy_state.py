@@ -17,7 +17,7 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import checkpointer  # noqa: E402
 from ding_store.middleware.policy_state import left_out, set_left_out  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures('serial_task')
 

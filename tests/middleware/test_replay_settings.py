@@ -13,7 +13,6 @@ from ding_store.errors import ConfigError, NotEnoughData
 pytest.importorskip('ding')
 
 from ding_store.buffer import Lifo, Prioritized, RankPrioritized, Shuffled, StoreBuffer, Uniform  # noqa: E402
-from ding_store.middleware.ingest_plan import PUSH_COLUMNS  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
 from ding_store.middleware.replay_settings import ReplaySettings  # noqa: E402
 from ding_store.middleware.trajectories import Unroller, collector_epsilon, first_priorities  # noqa: E402
@@ -148,7 +147,7 @@ def test_first_priorities_are_those_of_the_collector():
         assert float(each.priority) == pytest.approx(float(expected), rel=1e-5)
     by_element, by_column = buffer_of(cfg), buffer_of(cfg)
     data_pusher(cfg, by_element)(SimpleNamespace(trajectories=list(steps), episodes=None))
-    push = getattr(data_pusher(cfg, by_column), PUSH_COLUMNS)()
+    push = data_pusher(cfg, by_column).push_columns()
     push(by_element.schema, by_element.schema.encode(steps))
     wanted = [float(each.priority) for each in steps]
     for buffer_ in (by_element, by_column):

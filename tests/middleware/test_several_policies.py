@@ -16,7 +16,7 @@ from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.checkpoint import BestCheckpoint, checkpointer, ckpt_saver  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
 
 pytestmark = [pytest.mark.usefixtures('serial_task'), pytest.mark.timeout(120)]
 SIZES = (4, 7, 5)

@@ -23,9 +23,9 @@ from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
 from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
-from ding_store.middleware.run_session import RunSession  # noqa: E402
-from ding_store.middleware.waiting import PeerWatch  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
+from ding_store.run.waiting import PeerWatch  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
 

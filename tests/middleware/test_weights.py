@@ -17,8 +17,8 @@ import pytest
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
 from ding_store.metrics.figures import Figures
-from ding_store.middleware.members import SILENT_AFTER, Member, Members
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.members import SILENT_AFTER, Member, Members
+from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
 
@@ -31,7 +31,7 @@ from ding.framework.task import Task  # noqa: E402
 from ding_store.checkpoint.snapshot import _warn_of_pageable  # noqa: E402
 from ding_store.middleware import state_arrays as state_module  # noqa: E402
 from ding_store.middleware import weights as exchangers  # noqa: E402
-from ding_store.middleware.ingest_plan import USES_NO_TRAJECTORIES  # noqa: E402
+from ding_store.middleware.ingest_plan import uses_no_trajectories  # noqa: E402
 from ding_store.middleware.state_arrays import _to_cpu, load_arrays, state_to_arrays  # noqa: E402
 
 _RUNS = (f'weights{number}' for number in itertools.count())
@@ -461,8 +461,8 @@ def test_weights_except_statistics_have_the_configured_type(exchanger, caplog):
 def test_weights_exchanger_is_marked_harmless(exchanger, role):
     made = exchanger(exchangers.model_exchanger, Tied(), role=role)
     with Task().start(async_mode=False) as pipeline:
-        pipeline.use(made)  # which keeps of the object what its class has itself
-        assert getattr(pipeline._middleware[-1], USES_NO_TRAJECTORIES)
+        pipeline.use(made)
+        assert uses_no_trajectories(pipeline._middleware[-1])
 
 
 def test_weights_of_several_policies_have_names(exchanger):

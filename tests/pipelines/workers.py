@@ -10,7 +10,7 @@ from mpire import WorkerPool
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
-from ding_store.middleware.run_session import RunSession
+from ding_store.run.session import RunSession
 
 ROLES = {0: 'learner', 1: 'evaluator'}
 

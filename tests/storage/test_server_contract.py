@@ -325,6 +325,21 @@ def test_put_continues_above_the_start_version(server):
     assert server.put('v', encode_pieces({}, {})) == 8
 
 
+def test_decide_compares_and_puts(server, opened):
+    decided = server.decide('v', encode_pieces({'of': 1}, {}), expected_version=0)
+    assert (decided.version, decided.num_replicas, decided.generation) == (1, 0, server.generation())
+    assert opened('reader').get('v').version.put_id == decided.version.put_id
+    for expected in (0, 2, type(decided.version)(1, 'another')):
+        with pytest.raises(VersionConflict):
+            opened('b').decide('v', encode_pieces({}, {}), expected)
+    assert opened('b').decide('v', encode_pieces({'of': 2}, {}), decided.version).version == 2
+    assert server.info().values == {'v': 2}
+
+
+def test_generation_is_the_same_for_all_clients(server, opened):
+    assert server.generation() == opened('b').generation() != ''
+
+
 def test_get_waits_for_a_version(server, opened):
     with ThreadPoolExecutor() as pool:
         getting = pool.submit(opened('reader').get, 'v', 0, 4.0)

@@ -18,7 +18,7 @@ from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 
 #: Smaller frames of stacks are not shared: their references and hashes would take more than the gain.
 MIN_BYTES = 1024
-#: Smaller leaves that recur as a whole are not shared: that halves their memory at best, and a push takes three times as
+#: Smaller leaves that recur as a whole are not shared: it halves their memory at best, and a push takes three times as
 #: long.
 MIN_LEAF_BYTES = 4096
 #: Sharing is given up if rows have fewer frames per frame in memory than this, judged after so many rows.

@@ -50,6 +50,7 @@ class Memory:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.state = State()
+        self.generation = uuid.uuid4().hex
         self.pid = os.getpid()
 
     def log(self, stream: str) -> Log:
@@ -65,7 +66,7 @@ class Memory:
     def restart(self, state: State) -> None:
         """Set the state and begin a new epoch in every stream: other entries may get the numbers of lost ones."""
         with self.changed:
-            self.state = copy.deepcopy(state)
+            self.state, self.generation = copy.deepcopy(state), uuid.uuid4().hex
             for log in self.state.logs.values():
                 log.epoch = uuid.uuid4().hex
             self.changed.notify_all()
@@ -173,6 +174,9 @@ class MemoryServer(Server):
             if not payload and name in state.wants:
                 state.wants[name] += 1
         return version
+
+    def generation(self) -> str:
+        return self._memory.generation
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
         def news() -> Optional[Version]:

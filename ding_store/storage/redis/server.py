@@ -15,6 +15,7 @@ from ding_store.storage.protocol import (
     AppendRequest,
     Backfill,
     Backfilled,
+    Decided,
     Fetch,
     FreedCapacity,
     Moved,
@@ -57,6 +58,7 @@ class RedisServer(Server):
         self.address = self._connection.address
         self.patience_s = max(PATIENCE_S, 1.5 * options.reconnect_timeout_s)
         self.keeps_data = directory is not None  # in its append-only file
+        self.min_replicas = options.min_replicas
         self._keys = RunKeys(self._connection, run)
         self._appends = RedisAppends(self._connection, self._keys, writer)
         self._parts = Parts(self._connection)
@@ -130,6 +132,16 @@ class RedisServer(Server):
         if is_first:
             self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
         return version
+
+    def decide(self, name: str, payload: Pieces, expected_version: Optional[int] = None) -> Decided:
+        self._keys.list_name('value', name)
+        decided, is_first = self._values.decide(name, payload, expected_version, self.min_replicas)
+        if is_first:
+            self._keys.list_name('value', name, again=True)
+        return decided
+
+    def generation(self) -> str:
+        return self._connection.call('generation', lambda session: session.generation.run_id)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
         found = self._values.newest(name, newer_than, or_filled)

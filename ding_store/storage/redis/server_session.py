@@ -75,6 +75,20 @@ class ServerSession:
             connection.send_packed_command([b''.join(map(pack, commands))], check_health=False)
             return [connection.read_response() for _ in commands]
 
+    def run_replicated(
+        self, script: str, keys: Sequence[str], arguments: Tuple[Argument, ...], num_replicas: int, timeout_ms: int
+    ) -> Tuple[Any, int]:
+        """
+        Run a script, and wait until so many replicas have what it wrote. Return its reply, and how many have it.
+        ``WAIT`` counts only what its own connection wrote.
+        """
+        if num_replicas == 0:
+            return self.run(script, keys, *arguments), 0
+        text, sha = self.scripts[script]
+        load: Tuple[Argument, ...] = ('SCRIPT', 'LOAD', text)
+        _, reply, reached = self.ask(load, self._evalsha(sha, keys, arguments), ('WAIT', num_replicas, timeout_ms))
+        return reply, int(reached)
+
     @staticmethod
     def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
         return ('EVALSHA', sha, len(keys), *keys, *arguments)

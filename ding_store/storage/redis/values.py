@@ -12,7 +12,7 @@ from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnava
 from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
-from ding_store.storage.protocol import Moved, StartVersions, Version, conflict
+from ding_store.storage.protocol import Decided, Moved, StartVersions, Version, conflict
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
@@ -23,8 +23,11 @@ from ding_store.storage.redis.server_session import Before, ServerSession
 ASKED = 2
 #: Most repetitions of a put for that reason. Other writers may be faster each time.
 MAX_ASKED = 10
+#: How long a decision waits for replicas. One that lags longer gets it later, if its primary lives.
+REPLICAS_MS = 500
 
 T = TypeVar('T')
+PutOnce = Callable[..., Any]
 
 
 class RedisValues:
@@ -47,9 +50,19 @@ class RedisValues:
         self._lock = threading.Lock()
 
     def put(
-        self, name: str, payload: Optional[Pieces], reference: bytes, expected_version: Optional[int]
+        self,
+        name: str,
+        payload: Optional[Pieces],
+        reference: bytes,
+        expected_version: Optional[int],
+        put_once: Optional[PutOnce] = None,
     ) -> Tuple[ValueVersion, bool]:
-        """Return the new version, and True if the server had no version before."""
+        """
+        Overview:
+            Return the new version, and True if the server had no version before.
+        Arguments:
+            - put_once (:obj:`Optional[Callable]`): Runs the script, instead of ``_run``, for a payload without parts.
+        """
         expected = -1 if expected_version is None else int(expected_version)
         if expected_version is not None and expected_version < 0:  # The server takes a negative one for any version.
             raise VersionConflict(f'value {name!r} cannot be at version {expected_version}')
@@ -59,6 +72,8 @@ class RedisValues:
         def publish(place: Argument, keys: Argument, before: Optional[Before]) -> Any:
             seen = self._seen.get(name, '') if num_asked < MAX_ASKED else '*'
             known = self._writer, next(self._num_puts), seen if expected_version is None else expected_token
+            if put_once is not None:
+                return put_once(token, newest, expected, place, keys, reference, *known)
             return self._run('put', name, token, newest, expected, place, keys, reference, *known, before=before)
 
         done, num_asked = ASKED, 0
@@ -78,6 +93,27 @@ class RedisValues:
             raise conflict(name, version, expected)
         self._versions.raise_to(name, version)
         return ValueVersion(version, put_id), before == 0
+
+    def decide(
+        self, name: str, payload: Pieces, expected_version: Optional[int], min_replicas: int
+    ) -> Tuple[Decided, bool]:
+        """Put a payload without parts, and wait for replicas. Return what ``put`` returns, with their number."""
+        num_replicas, generation = 0, ''
+
+        def put_once(*arguments: Argument) -> Any:
+            nonlocal num_replicas, generation
+
+            def command(session: ServerSession) -> Tuple[Any, int, str]:
+                reply, reached = session.run_replicated(
+                    'put', self._keys.of_value(name), arguments, min_replicas, REPLICAS_MS
+                )
+                return reply, reached, session.generation.run_id
+
+            reply, num_replicas, generation = self._connection.call(f'decide {name!r}', command)
+            return reply
+
+        version, is_first = self.put(name, payload, b'', expected_version, put_once)
+        return Decided(version, num_replicas, generation), is_first
 
     def has_seen(self, name: str) -> bool:
         """True if the token of the newest version is known. Without it the server would not accept a put at first."""

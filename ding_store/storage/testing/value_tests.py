@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ding_store.errors import VersionConflict
+from ding_store.errors import NotEnoughSpace, VersionConflict
 from ding_store.storage.store import Store
 from ding_store.storage.testing.case import StoreCase
 from ding_store.storage.testing.helpers import WAIT_S, chunk
@@ -114,3 +114,36 @@ class ValueTests(StoreCase):
         assert store.get('v') is None
         assert not store.delete('v')
         assert store.info().values == {}
+
+    def test_decision_of_one_process_stands(self, store: Store) -> None:
+        assert not store.uphold('v')
+        assert store.decide('v', {'by': 'one'}, expected_version=0) == 1
+        with self.another(store) as other:
+            with pytest.raises(VersionConflict, match='version 1'):
+                other.decide('v', {'by': 'other'}, expected_version=0)
+            value = other.get('v')
+            assert value is not None
+            assert value.header == {'by': 'one'}
+            assert not other.uphold('v')
+        assert store.uphold('v')
+
+    def test_decision_gives_way_to_a_later_one(self, store: Store) -> None:
+        first = store.decide('v', {}, expected_version=0)
+        with self.another(store) as other:
+            assert other.decide('v', {}, expected_version=first) == 2
+            with pytest.raises(VersionConflict, match='version 2'):
+                store.uphold('v')
+            assert not store.uphold('v')
+            assert other.uphold('v')
+
+    def test_deleted_decision_is_not_decided_again(self, store: Store) -> None:
+        store.decide('v', {}, expected_version=0)
+        with self.another(store) as other:
+            assert other.delete('v')
+        assert not store.uphold('v')
+        assert store.get('v') is None
+
+    def test_decision_that_is_large_is_refused(self, store: Store) -> None:
+        with pytest.raises(NotEnoughSpace, match="decision 'v' has"):
+            store.decide('v', {'text': 'x' * (1 << 20)})
+        assert store.get('v') is None

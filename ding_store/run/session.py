@@ -22,9 +22,10 @@ from ding_store.errors import (
     StoreTimeout,
     VersionConflict,
 )
-from ding_store.middleware.claim import check_script, claim_run, own_identity
-from ding_store.middleware.ending import FINISH, clear_ended_run, end_of, retire, silence_s
-from ding_store.middleware.members import (
+from ding_store.run.claim import check_script, claim_part, claim_role, claim_run, own_identity
+from ding_store.run.ending import FINISH, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.lease import Lease
+from ding_store.run.members import (
     STREAM,
     STREAM_OPTIONS,
     Member,
@@ -33,8 +34,8 @@ from ding_store.middleware.members import (
     launch,
     parent_process,
 )
-from ding_store.middleware.time_spent import TimeSpent
-from ding_store.middleware.waiting import SLICE_S, PeerWatch, best_effort
+from ding_store.run.time_spent import TimeSpent
+from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of
@@ -97,9 +98,10 @@ class RunSession:
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
         self.is_server_full = False  # at its maxmemory: the server accepts no reports
-        self._lost = False  # the connection to the store failed, so this process did not end in order
+        self._lost = False  # the connection to the store failed, or a lease was lost: this process cannot end in order
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
+        self.leases: List[Lease] = []  # renewed with each report
         self.waited_s = 0.0  # total time in ``wait_for``
         self.time_spent = TimeSpent()
         self.has_recorder = False  # a part of this process records the run's figures
@@ -140,19 +142,56 @@ class RunSession:
         """
         if self.member is None:
             self._check_joined()
-            if self.config.launched is None and not self._hear_of_own_end():
-                first, script = node_id if first_node is None else first_node, own_identity()
-                check_script(self.store, first, script)
-                clear_ended_run(self.store, self.config)
-                claim_run(self.store, role, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
+            leases = self._claim(role, node_id, node_id if first_node is None else first_node)
             name = f'{role}-{node_id}-{os.getpid()}-{uuid.uuid4().hex[:6]}'
             own = launch(self.config.launched)
             self.member = Member(id=name, role=role, node_id=node_id, address=address, launch=own)
             self._report()
+            for lease in leases:
+                self.hold(lease, self.member.title)
             die_with_parent()
             self.watch()
             atexit.register(self.close)
         return self.member
+
+    def _claim(self, role: str, node_id: int, first_node: int) -> List[Lease]:
+        """Claim the role, and the run if no launcher has. Return the leases that this process renews from now on."""
+        launched, silent_s = self.config.launched, silence_s(self.config.heartbeat_s)
+        if launched is not None:
+            return list(filter(None, [claim_role(self.store, role, silent_s, launched)]))
+        if self._hear_of_own_end():
+            return []
+        script = own_identity()
+        check_script(self.store, first_node, script)
+        clear_ended_run(self.store, self.config)
+        of_run = claim_run(self.store, first_node, silent_s, script, is_first=node_id == first_node)
+        try:
+            of_role = claim_role(self.store, role, silent_s)
+        except ConfigError:
+            if of_run is not None:
+                of_run.release()
+            raise
+        return list(filter(None, [of_run, of_role]))
+
+    def claim_part(self, part: str, what: str, advice: str) -> None:
+        """Claim a part for this process: see ``claim.claim_part``."""
+        self.hold(claim_part(self.store, part, silence_s(self.config.heartbeat_s), what, advice))
+
+    def hold(self, lease: Lease, title: Optional[str] = None) -> None:
+        """Renew a lease with each report from now on. ``title`` says to other processes what has it."""
+        lease.title = title or lease.title
+        self.leases.append(lease)
+
+    def _renew_leases(self) -> None:
+        """Renew all leases. If one was taken over, another job uses the run: end this process's part in it."""
+        for lease in list(self.leases):
+            try:
+                lease.renew()
+            except VersionConflict as error:
+                logging.error(f'ding_store: {error}. This process leaves the run')
+                self.leases.remove(lease)
+                self._lost = True
+                self.finish_here(str(error))
 
     def _check_joined(self) -> None:
         """
@@ -226,7 +265,7 @@ class RunSession:
         if self.finish_reason is not None:
             return
         try:
-            self.store.put(FINISH, {'reason': reason, 'failed': failed, 'parent': parent_process()}, {}, 0)
+            self.store.decide(FINISH, {'reason': reason, 'failed': failed, 'parent': parent_process()}, 0)
         except VersionConflict:
             end = end_of(self.store)
             if end is not None:
@@ -234,7 +273,7 @@ class RunSession:
         self._finish(reason, failed)
 
     def finish_here(self, reason: str) -> None:
-        """End the run as failed for this process alone, because the store cannot be reached."""
+        """End the run as failed for this process alone: the store cannot be reached, or another job has the run."""
         self._finish(reason, failed=True)
 
     def on_finish(self, call: Callable[[str], None]) -> None:
@@ -269,6 +308,8 @@ class RunSession:
             try:
                 if has_seen_end:
                     self._closing.wait(self.config.heartbeat_s)
+                self._uphold_end()
+                if has_seen_end:
                     if self._is_retired():
                         self.store.close_for_writing()
                         return
@@ -277,6 +318,8 @@ class RunSession:
                     if end is not None:
                         has_seen_end = True
                         self._finish(end.reason, end.failed)
+                    elif not self._closing.is_set():
+                        self._renew_leases()
                 if self.member is not None and not self._closing.is_set():
                     self._report_member()
                 self.is_server_full = False
@@ -295,6 +338,11 @@ class RunSession:
                 self._lost = True
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
+
+    def _uphold_end(self) -> None:
+        """Put the run's end again if this process put it and a failover lost it. Another end counts just as well."""
+        with best_effort(self.store), contextlib.suppress(VersionConflict):
+            self.store.uphold(FINISH)
 
     def _is_retired(self) -> bool:
         """
@@ -395,7 +443,15 @@ class RunSession:
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', reason or self.finish_reason or '')
+        self._release_leases()
         self.store.close_for_writing()  # The run is deleted once all members have left: a later entry would revive it.
+
+    def _release_leases(self) -> None:
+        """Let the next job begin at once, also where it cannot see that this process has ended."""
+        leases, self.leases = self.leases, []
+        with best_effort(self.store):
+            for lease in leases:
+                lease.release()
 
     @property
     def is_started_again(self) -> bool:
@@ -415,6 +471,7 @@ class RunSession:
             return
         try:
             self.leave()
+            self._release_leases()  # those of a launcher, which is no member
             member = self.member
             ended_in_order = member is not None and member.role == 'learner' and member.state == 'left'
             if ended_in_order and self.config.launched is None:

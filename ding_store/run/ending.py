@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import uuid
 from typing import Any, NamedTuple, Optional
 
 from ditk import logging
 
 from ding_store.config import StoreConfig
-from ding_store.errors import CorruptPayload, VersionConflict
-from ding_store.middleware.foreign import fields_of, is_count, is_text
-from ding_store.middleware.members import Members
-from ding_store.middleware.waiting import SLICE_S
+from ding_store.errors import CorruptPayload
+from ding_store.run.foreign import fields_of, is_count, is_text
+from ding_store.run.lease import Lease, Owner
+from ding_store.run.members import Members
+from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Header
 from ding_store.storage.store import Store
 
@@ -76,29 +77,25 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
         Prepare the store for a new run if an earlier one of this name has ended. If that one ended in order, delete all
         its data. If it failed, delete only its end, so that the new run continues with its experience.
     """
-    end, claim, gone_at = end_of(store), 0, 0.0
-    while end is not None:
-        is_gone = claim > 0 and time.monotonic() >= gone_at
-        if is_gone:
-            logging.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
-        try:
-            store.put(RETIRE, {}, {}, expected_version=claim if is_gone else 0)
-        except VersionConflict:
-            pass  # another process clears the run: wait until FINISH is deleted
-        else:
-            if end.failed:
-                logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
-                store.delete(FINISH)
-                store.delete(RETIRE)
-            else:
-                wait_until_left(store, config.heartbeat_s)
-                _finish_checkpoints(store, end.reason)
-                store.clear(last=(FINISH, RETIRE))
-            return
-        claimed = store.get(RETIRE, newer_than=claim, timeout_s=SLICE_S)
-        if claimed is not None:
-            claim, gone_at = claimed.version, time.monotonic() + CLEAR_S
+    owner = Owner.this_process(uuid.uuid4().hex)  # Another thread of this process is another owner.
+    lease = Lease(store, RETIRE, owner, f'a process that clears it ({owner.place})', CLEAR_S)
+    while end_of(store) is not None:
+        if lease.try_acquire() is not None:  # another process clears the run: wait until FINISH is deleted
+            lease.wait(SLICE_S)
+            continue
         end = end_of(store)
+        if lease.token > 1 and end is not None:
+            logging.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
+        if end is None:  # another process cleared the run, and gave the lease up, between the two looks
+            store.delete(RETIRE)
+        elif end.failed:
+            logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
+            store.delete(FINISH)
+            store.delete(RETIRE)
+        else:
+            wait_until_left(store, config.heartbeat_s)
+            _finish_checkpoints(store, end.reason)
+            store.clear(last=(FINISH, RETIRE))
 
 
 def _finish_checkpoints(store: Store, reason: str) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ding_store.middleware.last_checkpoint import NAME, is_saving, saving
+from ding_store.run.last_checkpoint import NAME, is_saving, saving
 
 pytestmark = pytest.mark.timeout(60)
 ITERATING = Path(__file__).parent / 'iterating.py'
 SAVE = """
 import select
 import sys
-from ding_store.middleware import last_checkpoint as module
-from ding_store.middleware.last_checkpoint import saving
+from ding_store.run import last_checkpoint as module
+from ding_store.run.last_checkpoint import saving
 module.SAME_S = 0.0
 try:
     with saving():
@@ -173,7 +173,7 @@ def test_signal_handler_that_raises_does_not_stop_the_others():
 
 CHAINED = """
 import signal, sys
-from ding_store.middleware.last_checkpoint import LastCheckpoint
+from ding_store.run.last_checkpoint import LastCheckpoint
 last = LastCheckpoint()
 last.expect()
 ours = signal.getsignal(signal.SIGTERM)
@@ -185,8 +185,8 @@ sys.stdin.read()
 #: ``done`` is called by another thread, before or after the signal.
 ELSEWHERE = """
 import signal, sys, threading
-from ding_store.middleware import last_checkpoint
-from ding_store.middleware.last_checkpoint import LastCheckpoint
+from ding_store.run import last_checkpoint
+from ding_store.run.last_checkpoint import LastCheckpoint
 last_checkpoint.ARRIVE_S = 1000.0
 last = LastCheckpoint()
 last.expect()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional
 
 from ding_store.errors import CorruptPayload
-from ding_store.middleware.last_checkpoint import wait_until_saved
+from ding_store.run.last_checkpoint import wait_until_saved
 from ding_store.storage.base import OLDEST, Entry, EntryId
 from ding_store.storage.store import Store
 

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-from ding_store.middleware import last_checkpoint as module
-from ding_store.middleware.last_checkpoint import LastCheckpoint, saving, wait_until_saved
+from ding_store.run import last_checkpoint as module
+from ding_store.run.last_checkpoint import LastCheckpoint, saving, wait_until_saved
 
 
 def say(text):

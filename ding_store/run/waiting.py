@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Callable, Dict, Iterator, Optional
 
 from ding_store.errors import StoreDenied, StoreTimeout, StoreUnavailable
-from ding_store.middleware.members import Member, Members
+from ding_store.run.members import Member, Members
 from ding_store.storage.store import Store
 
 #: How often a wait checks the task's finish flag. A change in the store ends the wait at once.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Optional
 
-from ding_store.middleware.foreign import fields_of, is_text
+from ding_store.run.foreign import fields_of, is_text
 from ding_store.storage.store import Store
 
 HISTORY = 'history'

@@ -19,21 +19,22 @@ from ding_store.config import StoreConfig
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.metrics.figures import Figures
-from ding_store.middleware import ending, run_session
-from ding_store.middleware import members as members_module
-from ding_store.middleware.claim import _claim, claim_run
-from ding_store.middleware.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
 from ding_store.middleware.exchanger import Exchanger
-from ding_store.middleware.members import (
+from ding_store.middleware.weights import WeightsSender
+from ding_store.run import members as members_module
+from ding_store.run import session as session_module
+from ding_store.run.claim import claim_run
+from ding_store.run.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
+from ding_store.run.lease import Lease, Owner
+from ding_store.run.members import (
     STREAM,
     STREAM_OPTIONS,
     Member,
     Members,
     pid_space,
 )
-from ding_store.middleware.run_session import RunSession
-from ding_store.middleware.waiting import PeerWatch
-from ding_store.middleware.weights import WeightsSender
+from ding_store.run.session import RunSession
+from ding_store.run.waiting import PeerWatch
 from ding_store.storage import open_store
 from ding_store.storage.redis.store import RedisStore
 
@@ -267,14 +268,16 @@ def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
 @pytest.mark.parametrize('is_slow', [True, False])
 def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     logged = threading.Event()
-    monkeypatch.setattr(run_session, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
-    monkeypatch.setattr(run_session.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
+    monkeypatch.setattr(session_module, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
+    monkeypatch.setattr(
+        session_module.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None
+    )
 
     def connect(*arguments, **options):
         assert logged.wait(60 if is_slow else 0) == is_slow
         return open_store('memory://')
 
-    monkeypatch.setattr(run_session, 'open_store', connect)
+    monkeypatch.setattr(session_module, 'open_store', connect)
     with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
         pass
 
@@ -484,11 +487,11 @@ def test_many_members_of_the_next_run_clear_it_once(store):
 
 
 @pytest.mark.parametrize('failed', [False, True])
-def test_process_killed_while_clearing_a_run_is_replaced(store, monkeypatch, caplog, failed):
+def test_process_killed_while_clearing_a_run_is_replaced(store, caplog, failed):
     store.append('experience', {}, {})
     store.put(FINISH, {'reason': 'r', 'failed': failed}, {})
-    store.put(RETIRE, {}, {})  # all that it came to
-    monkeypatch.setattr(ending, 'CLEAR_S', 0.2)
+    gone = Owner('gone', 'another space', 1, '1', 'host')
+    assert Lease(store, RETIRE, gone, 'a process', 0.2).acquire() is None
     begin = time.monotonic()
     threads = [threading.Thread(target=clear_ended_run, args=(store.another(), CONFIG), daemon=True) for _ in range(4)]
     for thread in threads:
@@ -502,59 +505,41 @@ def test_process_killed_while_clearing_a_run_is_replaced(store, monkeypatch, cap
     assert "clearing run 'default' is gone" in caplog.text
 
 
-def elsewhere(role, node_id, pid, **kwargs):
-    """A member as another process reports it; ``pid`` tells whether that lives."""
-    return Member(f'{role}-{pid}', role, node_id, pid=pid, launch=f'{pid_space()} {pid}', **kwargs)
-
-
-@contextlib.contextmanager
-def reporting(store, other):
-    """``other`` reports itself until the block ends."""
-    stop = threading.Event()
-
-    def report():
-        while not stop.wait(0.02):
-            other.report(store)
-
-    other.report(store)
-    thread = threading.Thread(target=report)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(60)
+def other_lease(store, name, pid):
+    """A lease of another process, which is starting."""
+    owner = Owner.first_process(f'{pid_space()} {pid}')
+    return Lease(store.another(), name, owner, f'a job that starts there ({owner.place})', 1.0, is_starting=True)
 
 
 def test_second_living_learner_of_another_launch_is_refused(store, member):
     with subprocess.Popen(['sleep', '60']) as process:
-        with reporting(store, elsewhere('learner', 7, process.pid)):
-            with pytest.raises(ConfigError, match=rf'pid {process.pid} on .*--run NAME.*ding-store status'):
-                member('learner')
-            member('collector', 2)  # may come from anywhere
+        assert other_lease(store, 'role/learner', process.pid).acquire() is None
+        with pytest.raises(ConfigError, match=rf'pid {process.pid} on .*--run NAME.*ding-store status'):
+            member('learner')
+        member('collector', 2)  # may come from anywhere
         process.kill()
-    member('learner')  # what is left of the other is a report that says alive
+    member('learner')
 
 
 def test_second_of_two_launches_that_claim_at_once_is_refused(store, monkeypatch):
     with subprocess.Popen(['sleep', '60']) as process:
 
-        def late(name, *claim):
+        def late(*claim):
             monkeypatch.undo()
-            store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})  # behind our look
-            return store.put(name, *claim)
+            assert other_lease(store, 'launch/0', process.pid).acquire() is None  # behind our look
+            return store.decide(*claim)
 
-        monkeypatch.setattr(store, 'put', late)
+        monkeypatch.setattr(store, 'decide', late)
         try:
             with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
-                claim_run(store, None, 0, 1.0, {})
+                claim_run(store, 0, 1.0, {})
         finally:
             process.kill()
 
 
 def test_workers_of_a_second_job_are_refused_without_a_learner(store, member):
     with subprocess.Popen(['sleep', '60']) as process:
-        store.put('launch/0', _claim(f'{pid_space()} {process.pid}'), {})
+        assert other_lease(store, 'launch/0', process.pid).acquire() is None
         with pytest.raises(ConfigError, match=f'starts there .pid {process.pid}'):
             member('collector', 2, first_node=0)
         member('collector', 9, first_node=9)  # workers of further nodes of that job
@@ -566,7 +551,7 @@ def test_workers_of_a_second_job_are_refused_without_a_learner(store, member):
 def test_run_left_by_one_script_is_refused_to_another(store, monkeypatch, has_failed):
     """Failed, or killed."""
     with subprocess.Popen(['sleep', '60']) as process:
-        gone = _claim(f'{pid_space()} {process.pid}')
+        gone = {'owner': 'gone', 'pid': process.pid, 'birth': '1', 'is_released': False}
         process.kill()
 
     def start(*argv, **left):
@@ -596,9 +581,94 @@ def test_run_left_by_one_script_is_refused_to_another(store, monkeypatch, has_fa
     start('/a/qbert.py', '--config', 'x')
 
 
-def test_two_learners_of_one_launch_are_accepted(store, member):
-    with reporting(store, Member('other', 'learner', 1, pid=os.getppid())):
-        member('learner', 0)
+def test_two_learners_of_one_launch_are_accepted(member):
+    one, other = member('learner', 0), member('learner', 1)
+    for each in (one, other):
+        beat = each.member.beat
+        within(lambda: each.member.beat > beat + 2)  # noqa: B023 - called at once
+    assert not one.finished
+    assert not other.finished
+
+
+def test_job_elsewhere_is_refused_while_it_renews(store, member):
+    owner, stop = Owner('other', 'another space', 1, '1', 'far'), threading.Event()
+    other = Lease(store.another(), 'role/learner', owner, 'the learner on far', 0.2)
+    assert other.acquire() is None
+
+    def renew():
+        while not stop.wait(0.02):
+            other.renew()
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        with pytest.raises(ConfigError, match='has a learner already: the learner on far'):
+            member('learner')
+        assert store.get('launch/0').header['is_released']
+    finally:
+        stop.set()
+        thread.join(60)
+    member('learner')
+
+
+def test_member_renews_its_leases_and_releases_them(store, member):
+    learner = member('learner', 0)
+    for name in ('launch/0', 'role/learner'):
+        within(lambda: store.get(name).header['beat'] > 1)  # noqa: B023 - called at once
+        header = store.get(name).header
+        assert (header['title'], header['is_starting']) == (learner.member.title, False)
+    learner.leave(failed=True)
+    assert store.get('launch/0').header['is_released']
+    assert store.get('role/learner').header['is_released']
+
+
+def test_lease_lost_by_the_server_is_put_again(store, member):
+    learner = member('learner', 0)
+    within(lambda: store.get('launch/0').header['beat'] > 0)
+    store.lose_memory()
+    within(lambda: store.get('launch/0') is not None)
+    assert store.get('launch/0').header['token'] == 1
+    assert not learner.finished
+
+
+def test_job_whose_run_was_taken_over_leaves_as_failed(store, member):
+    learner = member('learner', 0)
+    store.append('experience', {}, {})
+    within(lambda: store.get('launch/0').header['beat'] > 0)
+    store.put('launch/0', {**store.get('launch/0').header, 'owner': 'other', 'title': 'the other job'}, {})
+    within(lambda: learner.finished)
+    assert 'the other job has taken' in learner.finish_reason
+    learner.close()
+    assert [member.state for member in Members(store).refresh().of('learner')] == ['failed']
+    assert store.get(FINISH) is None, 'the run is of the other job'
+    assert store.stream_info('experience').last == 1
+
+
+def test_end_lost_by_the_server_is_put_again(store, member):
+    learner = member('learner', 0)
+    learner.finish('that is enough')
+    store.lose_memory()
+    within(lambda: store.get(FINISH) is not None)
+    assert store.get(FINISH).header['reason'] == 'that is enough'
+
+
+def test_end_and_leases_survive_a_restart_without_memory(forgetful_server):
+    config = replace(CONFIG, url=forgetful_server.url, run='restarted')
+    with (
+        contextlib.closing(RunSession(config)) as learner,
+        contextlib.closing(RunSession(config)) as collector,
+        open_store(config.url, config.run) as other,
+    ):
+        learner.join('learner', 0)
+        collector.join('collector', 1)
+        forgetful_server.restart()
+        within(lambda: other.get('launch/0') is not None)
+        assert other.get('launch/0').header['title'] == learner.member.title
+        learner.finish('that is enough')
+        forgetful_server.restart()
+        within(lambda: other.get(FINISH) is not None)
+        within(lambda: collector.finished)
+    assert collector.finish_reason == 'that is enough'
 
 
 def test_members_that_left_are_removed_and_their_figures_stay(store, monkeypatch):
