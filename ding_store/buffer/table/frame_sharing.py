@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from math import prod
 from typing import Dict, Mapping, NamedTuple, Protocol, Tuple
 
@@ -93,18 +92,26 @@ def shared_columns(specs: Mapping[str, ColumnSpec], capacity: int) -> Dict[str, 
         - specs (:obj:`Mapping`): The columns as they would be stored without sharing.
         - capacity (:obj:`int`): The number of rows.
     """
-    found = {name: frame_of(spec) for name, spec in specs.items()}
-    frames = {name: each for name, each in found.items() if spec_bytes(each[1]) >= MIN_BYTES}
-    num_frames: Counter[ColumnSpec] = Counter()
-    for number, spec in frames.values():
-        num_frames[spec] += number
-    # References are int32.
-    pools = {
-        spec: FramePool(spec, capacity * number, expected=1 / 4)
-        for spec, number in num_frames.items()
-        if number > 1 and capacity * number < 1 << 31
-    }
-    return {name: Shared(pools[spec], specs[name], number) for name, (number, spec) in frames.items() if spec in pools}
+    shared = {}
+    for spec, numbers in columns_by_frame(specs).items():
+        num_frames = capacity * sum(numbers.values())
+        if num_frames < 1 << 31:  # References are int32.
+            pool = FramePool(spec, num_frames, expected=1 / 4)
+            shared.update({name: Shared(pool, specs[name], number) for name, number in numbers.items()})
+    return shared
+
+
+def columns_by_frame(specs: Mapping[str, ColumnSpec]) -> Dict[ColumnSpec, Dict[str, int]]:
+    """
+    Return the columns whose frames may recur in a row or in neighbouring rows: spec of a frame -> name of a column ->
+    the number of frames of a value.
+    """
+    found: Dict[ColumnSpec, Dict[str, int]] = {}
+    for name, spec in specs.items():
+        number, frame = frame_of(spec)
+        if spec_bytes(frame) >= MIN_BYTES:
+            found.setdefault(frame, {})[name] = number
+    return {frame: numbers for frame, numbers in found.items() if sum(numbers.values()) > 1}
 
 
 def frame_of(spec: ColumnSpec) -> Tuple[int, ColumnSpec]:
