@@ -1,11 +1,16 @@
-"""Benchmark of shared frames: memory per row and speed of a replay of real Atari frames, with and without sharing."""
+"""
+Benchmark of shared frames: memory per row and speed of a replay of real Atari frames, and bytes of a transition on its
+way to the learner, with and without sharing.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
+import time
+from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -18,8 +23,14 @@ from ding_store.errors import ConfigError
 NUM_STEPS = 3
 BATCH = 64
 GAMES = ('pong', 'qbert', 'space_invaders')
+#: A chunk of the DQN configs: 96 rows from 8 environments.
+NUM_ENVS, ROWS_PER_ENV = 8, 12
+#: Chunks that are measured, how often, and the frames of an environment before the first.
+NUM_CHUNKS, REPEATS, FIRST_FRAME = 8, 5, 100
 
 Columns = Dict[str, np.ndarray]
+
+_HEADER = {'kind': 'trajectories', 'env_step': 1, 'env_episode': 0, 'end_idx': []}
 
 
 class Ours:
@@ -95,10 +106,85 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         except ImportError as e:
             result['buffers'][name] = {'left_out': str(e)}
         gc.collect()
+    say(f'{game}: chunks')
+    result['chunks'] = measure_chunks(game)
     return result
 
 
-def played(game: str, num_frames: int) -> Iterator[np.ndarray]:
+def measure_chunks(game: str) -> Dict[str, Any]:
+    """
+    Return bytes and CPU times of chunks of ``ROWS_PER_ENV`` rows of each environment. The times are the lowest of some
+    repeats. A writer's includes one copy of the payload and its checksum. A learner's is that of a push into a replay
+    that shares frames.
+    """
+    from ding_store.middleware.chunks import ChunkWriter
+    from ding_store.storage import open_store
+    from ding_store.storage.encoding.framing import encode
+
+    num_rows = NUM_CHUNKS * ROWS_PER_ENV
+    chunks: List[List[Any]] = [[] for _ in range(NUM_CHUNKS)]
+    for env in range(NUM_ENVS):
+        levels = np.stack(list(played(game, FIRST_FRAME + num_rows + NUM_STEPS + 4, env)))
+        columns = rows_of(levels, FIRST_FRAME, num_rows)
+        for i in range(num_rows):
+            chunks[i // ROWS_PER_ENV].append(_element(columns, i))
+    figures: Dict[str, Any] = {}
+    with open_store('memory://', run='frames') as store:
+        sink = _Sink(store, encode)
+        for kind, share_frames in (('shared', True), ('not shared', False)):
+            writer = ChunkWriter(store, kind, share_frames=share_frames)
+            for chunk in chunks:
+                writer.write(chunk, _HEADER)
+            entries = store.read(kind)
+            num_bytes = sum(len(encode(entry.header, entry.arrays)) for entry in entries)
+            writer = ChunkWriter(sink, kind, share_frames=share_frames)
+            figures[kind] = {
+                'bytes_per_transition': num_bytes / (NUM_CHUNKS * len(chunks[0])),
+                'write_us': _lowest_cpu_us(partial(writer.write, header=_HEADER), chunks),
+                'push_us': _lowest_cpu_us(_Pusher(), entries),
+            }
+    return figures
+
+
+class _Pusher:
+    """Pushes chunks into a replay that shares frames, as a learner does."""
+
+    def __init__(self) -> None:
+        from ding_store.buffer import StoreBuffer
+        from ding_store.middleware.chunks import ChunkDecoder
+
+        self._buffer, self._decoder = StoreBuffer(10_000), ChunkDecoder()
+
+    def __call__(self, entry: Any) -> None:
+        from ding_store.middleware.chunks import narrowed_in
+
+        self._decoder.check(entry)
+        schema, columns = self._decoder.schema(entry), self._decoder.columns(entry)
+        self._buffer.extend(columns, schema, narrowed=narrowed_in(entry))
+
+
+class _Sink:
+    """A store whose appends are encoded and dropped."""
+
+    def __init__(self, store: Any, encode: Callable[..., bytes]) -> None:
+        self.get, self.put, self._encode = store.get, store.put, encode
+
+    def append(self, stream: str, header: Any, arrays: Any, timeout_s: Optional[float] = None) -> None:
+        self._encode(header, arrays)
+
+
+def _lowest_cpu_us(call: Callable[[Any], Any], chunks: List[Any]) -> float:
+    """Return the mean over chunks of the lowest CPU time of some calls."""
+    times = np.empty((1 + REPEATS, len(chunks)))
+    for repeat in range(1 + REPEATS):
+        for i, chunk in enumerate(chunks):
+            began = time.process_time()
+            call(chunk)
+            times[repeat, i] = time.process_time() - began
+    return float(times[1:].min(0).mean()) * 1e6
+
+
+def played(game: str, num_frames: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Yield frames ``(84, 84)``, uint8, of random play."""
     from easydict import EasyDict
 
@@ -106,7 +192,7 @@ def played(game: str, num_frames: int) -> Iterator[np.ndarray]:
 
     rom = ''.join(part.capitalize() for part in game.split('_'))
     env = AtariEnv(EasyDict(env_id=f'{rom}NoFrameskip-v4', frame_stack=4, is_train=True))
-    env.seed(0, dynamic_seed=False)
+    env.seed(seed, dynamic_seed=False)
     obs = env.reset()
     for _ in range(num_frames):
         frames = np.round(np.asarray(obs) * 255).astype(np.uint8)
@@ -169,5 +255,11 @@ def render(result: Dict[str, Any]) -> str:
         lines.append(
             f'{name:16}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
             f'{figures["push_columns_us"]:12,.0f}{push}'
+        )
+    lines.append(f'chunks of {ROWS_PER_ENV} rows from each of {NUM_ENVS} environments, before a codec')
+    lines.append(f'{"":16}{"bytes a row":>14}{"write us":>12}{"push us":>12}')
+    for name, figures in result['chunks'].items():
+        lines.append(
+            f'{name:16}{figures["bytes_per_transition"]:14,.0f}{figures["write_us"]:12,.0f}{figures["push_us"]:12,.0f}'
         )
     return '\n'.join(lines)
