@@ -26,7 +26,7 @@ GAMES = ('pong', 'qbert', 'space_invaders')
 #: A chunk of the DQN configs: 96 rows from 8 environments.
 NUM_ENVS, ROWS_PER_ENV = 8, 12
 #: Chunks that are measured, how often, and the frames of an environment before the first.
-NUM_CHUNKS, REPEATS, FIRST_FRAME = 8, 5, 100
+NUM_CHUNKS, REPEATS, FIRST_FRAME = 8, 10, 100
 
 Columns = Dict[str, np.ndarray]
 
@@ -128,21 +128,25 @@ def measure_chunks(game: str) -> Dict[str, Any]:
         columns = rows_of(levels, FIRST_FRAME, num_rows)
         for i in range(num_rows):
             chunks[i // ROWS_PER_ENV].append(_element(columns, i))
-    figures: Dict[str, Any] = {}
+    kinds = {'shared': True, 'not shared': False}
+    figures: Dict[str, Any] = {kind: {} for kind in kinds}
+    writes, pushes = [], []
     with open_store('memory://', run='frames') as store:
         sink = _Sink(store, encode)
-        for kind, share_frames in (('shared', True), ('not shared', False)):
-            writer = ChunkWriter(store, kind, share_frames=share_frames)
+        for kind, share_frames in kinds.items():
+            stream = f'chunks/{share_frames}'
+            writer = ChunkWriter(store, stream, share_frames=share_frames)
             for chunk in chunks:
                 writer.write(chunk, _HEADER)
-            entries = store.read(kind)
+            entries = store.read(stream)
             num_bytes = sum(len(encode(entry.header, entry.arrays)) for entry in entries)
-            writer = ChunkWriter(sink, kind, share_frames=share_frames)
-            figures[kind] = {
-                'bytes_per_transition': num_bytes / (NUM_CHUNKS * len(chunks[0])),
-                'write_us': _lowest_cpu_us(partial(writer.write, header=_HEADER), chunks),
-                'push_us': _lowest_cpu_us(_Pusher(), entries),
-            }
+            figures[kind]['bytes_per_transition'] = num_bytes / (NUM_CHUNKS * len(chunks[0]))
+            write, push = ChunkWriter(sink, stream, share_frames=share_frames).write, _Pusher()
+            writes.append([partial(write, chunk, _HEADER) for chunk in chunks])
+            pushes.append([partial(push, entry) for entry in entries])
+        for name, calls in (('write_us', writes), ('push_us', pushes)):
+            for kind, lowest in zip(kinds, _lowest_cpu_us(calls)):
+                figures[kind][name] = lowest
     return figures
 
 
@@ -173,15 +177,17 @@ class _Sink:
         self._encode(header, arrays)
 
 
-def _lowest_cpu_us(call: Callable[[Any], Any], chunks: List[Any]) -> float:
-    """Return the mean over chunks of the lowest CPU time of some calls."""
-    times = np.empty((1 + REPEATS, len(chunks)))
+def _lowest_cpu_us(calls: List[List[Callable[[], Any]]]) -> List[float]:
+    """Return the mean of the lowest CPU times of each list of calls. The lists take turns."""
+    times = np.empty((1 + REPEATS, len(calls), len(calls[0])))
     for repeat in range(1 + REPEATS):
-        for i, chunk in enumerate(chunks):
-            began = time.process_time()
-            call(chunk)
-            times[repeat, i] = time.process_time() - began
-    return float(times[1:].min(0).mean()) * 1e6
+        for i, each in enumerate(zip(*calls)):
+            for kind, call in enumerate(each):
+                began = time.process_time()
+                call()
+                times[repeat, kind, i] = time.process_time() - began
+    lowest: List[float] = (times[1:].min(0).mean(1) * 1e6).tolist()
+    return lowest
 
 
 def played(game: str, num_frames: int, seed: int = 0) -> Iterator[np.ndarray]:
