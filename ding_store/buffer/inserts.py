@@ -11,8 +11,7 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.metas.metas import Meta
 from ding_store.buffer.samplers.base import priorities_of
 from ding_store.buffer.samples import Samples
-from ding_store.buffer.table.frame_references import with_values
-from ding_store.buffer.table.narrowing import widened_columns
+from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep
 from ding_store.columns import Schema
@@ -88,7 +87,7 @@ class Inserts:
         known = schema or self._elements.schema
         if known is None:
             raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
-        elements = known.decode(widened_columns(with_values(columns), narrowed))
+        elements = known.decode(with_wide_values(columns, narrowed))
         return elements, None if meta is None else [dict(meta) for _ in elements]
 
     def _checked(self, priority: Optional[Any], num_rows: int) -> Tuple[Optional[Array], Optional[Keep]]:

@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 import numpy as np
 from ditk import logging
 
-from ding_store.buffer.table.frame_references import with_values
-from ding_store.buffer.table.narrowing import candidates, narrowed_columns, widened_columns
+from ding_store.buffer.table.frame_references import with_wide_values
+from ding_store.buffer.table.narrowing import candidates, narrowed_columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
@@ -214,9 +214,8 @@ class ChunkDecoder:
             return add_offsets(self._unpickled.pop(entry.id), entry)
         narrowed = narrowed_in(entry)
         copied = {*narrowed, *shared_in(entry)}
-        columns = with_values(self.columns(entry))
-        own = {name: column if name in copied else column.copy() for name, column in columns.items()}
-        return self.schema(entry).decode(widened_columns(own, narrowed))
+        own = {name: each if name in copied else each.copy() for name, each in self.columns(entry).items()}
+        return self.schema(entry).decode(with_wide_values(own, narrowed))
 
 
 def narrowed_in(entry: Entry) -> List[str]:

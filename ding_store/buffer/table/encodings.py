@@ -198,7 +198,7 @@ class SharedColumn(Column):
         numbers = self._numbers(slots)
         out = out.reshape(len(numbers), *self._frames.shape)
         if self._frames.is_plain:
-            gather_frames(self._frames.stored, numbers, out)
+            gather_frames(self._frames.stored, numbers, out, out.nbytes >= FAR_BYTES)
         else:
             self._frames.read_into(numbers, out)
 
@@ -229,8 +229,14 @@ class StepsOfFrames(SharedColumn):
         return super()._numbers(slots // self._num_steps) * self._num_steps + slots % self._num_steps
 
 
-def gather_frames(frames: Array, numbers: Array, out: Array) -> None:
-    """Copy frames to a contiguous array. ``numbers`` are int64."""
+def gather_frames(frames: Array, numbers: Array, out: Array, is_far: bool) -> None:
+    """
+    Overview:
+        Copy frames to a contiguous array.
+    Arguments:
+        - numbers (:obj:`np.ndarray`): The frames to copy, int64.
+        - is_far (:obj:`bool`): Whether to write past the processor's caches.
+    """
     kernels = load_kernels()
     if kernels is None:
         # Without mode='clip' numpy fills an internal buffer first, which is 2-5 times slower.
@@ -238,7 +244,7 @@ def gather_frames(frames: Array, numbers: Array, out: Array) -> None:
         return
     copy = kernels.gather if out.nbytes <= BRIEF_BYTES else kernels.gather_freely
     source, size, target = (np.array([n]) for n in (frames.ctypes.data, frames[:1].nbytes, out.ctypes.data))
-    copy(source, size, target, numbers, len(frames), out.nbytes >= FAR_BYTES)
+    copy(source, size, target, numbers, len(frames), is_far)
 
 
 def is_run(slots: Array) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.encodings import gather_frames
 from ding_store.buffer.table.frame_pool import ALL_BITS, NUM_USED
 from ding_store.buffer.table.frame_sharing import MIN_BYTES, Shared
+from ding_store.buffer.table.narrowing import gather, widened_columns
+from ding_store.compiled import FAR_BYTES
 from ding_store.errors import SchemaMismatch
 
 
@@ -47,13 +49,20 @@ class FrameReferences:
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Array:
         values = np.empty(self.shape, self.dtype)
-        self.copy_to(values)
+        self.copy_to(values, values.nbytes >= FAR_BYTES)
         return values if dtype is None else values.astype(dtype, copy=False)
 
-    def copy_to(self, out: Array) -> None:
-        """Write the values to a contiguous array of this dtype and shape."""
-        numbers = self.references.reshape(-1).astype(np.int64)
-        gather_frames(self.frames, numbers, out.reshape(len(numbers), *self.frames.shape[1:]))
+    def copy_to(self, out: Array, is_far: bool = True) -> None:
+        """Write the values to a contiguous array of this dtype and shape. ``is_far``: the array is not read soon."""
+        numbers = self._numbers()
+        gather_frames(self.frames, numbers, out.reshape(len(numbers), *self.frames.shape[1:]), is_far)
+
+    def widened(self) -> Array:
+        """Return the float32 values k/255 of these bytes k."""
+        return gather(self.frames, self._numbers(), None).reshape(self.shape)
+
+    def _numbers(self) -> Array:
+        return self.references.reshape(-1).astype(np.int64)
 
 
 def checked_references(name: str, frames: Array, references: Array, shape: Tuple[int, ...]) -> FrameReferences:
@@ -80,9 +89,19 @@ def checked_references(name: str, frames: Array, references: Array, shape: Tuple
 
 def with_values(columns: Mapping[str, Any]) -> Dict[str, Any]:
     """Return the columns with values in place of references."""
-    return {
-        name: np.asarray(values) if isinstance(values, FrameReferences) else values for name, values in columns.items()
-    }
+    return {name: np.asarray(each) if isinstance(each, FrameReferences) else each for name, each in columns.items()}
+
+
+def with_wide_values(columns: Mapping[str, Any], narrowed: Collection[str]) -> Mapping[str, Array]:
+    """
+    Overview:
+        Return the columns with values in place of references, and those in ``narrowed`` widened to float32.
+    Raises:
+        - SchemaMismatch: A column in ``narrowed`` is missing, or is not bytes.
+    """
+    held = {name: columns[name] for name in narrowed if isinstance(columns.get(name), FrameReferences)}
+    wide = {name: column.widened() for name, column in held.items() if column.dtype == np.uint8}
+    return widened_columns(with_values({**columns, **wide}), [name for name in narrowed if name not in wide])
 
 
 def pool_references(columns: Mapping[str, FrameReferences], shared: Mapping[str, Shared]) -> Dict[str, Array]:
