@@ -21,6 +21,7 @@ from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in,
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.encoding.framing import encode  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
 RUNS = (f'shared{number}' for number in itertools.count())
@@ -153,6 +154,22 @@ def test_shared_chunk_has_each_frame_once(store, make):
         distinct = {part.tobytes() for each in chunk for leaf in leaves(each)[:-1] for part in parts_of(leaf)}
         assert len(frames) == len(distinct)
         assert all(entry.arrays[name].dtype == np.int32 for name in names)
+
+
+def test_shared_chunk_is_sent_again_with_the_same_bytes(store):
+    """The server loses its memory after the first chunks, and the writer sends them again."""
+    writer, elements = ChunkWriter(store, STREAM), list(chunks(transition, num_chunks=4))
+    learner, buffer_ = store.another(), StoreBuffer(100)
+    learner.register(STREAM, 'learner')
+    for chunk in elements[:3]:
+        writer.write(chunk, HEADER)
+    before = [encode(entry.header, entry.arrays) for entry in learner.read(STREAM)]
+    store.lose_memory()
+    writer.write(elements[3], HEADER)
+    entries = store.read(STREAM)
+    assert [encode(entry.header, entry.arrays) for entry in entries[:3]] == before
+    assert Learner(store.another(), buffer_).take() == 4
+    assert_same(rows_in(buffer_), [each for chunk in elements for each in chunk])
 
 
 def parts_of(leaf):
