@@ -11,10 +11,8 @@ from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 
-#: Positions in the state of a pool, as in ``kernels.frame_kernels``.
-NUM_FREE, NUM_EVER, NUM_USED = range(3)
-#: The bits of a frame's hash.
-ALL_BITS = (1 << 64) - 1
+#: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
+_NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
 _FRAMES = 'frames'
 
@@ -64,7 +62,7 @@ class FramePool:
     @property
     def num_used(self) -> int:
         """The number of frames that have references."""
-        return int(self._state[NUM_USED])
+        return int(self._state[_NUM_USED])
 
     @property
     def num_bytes(self) -> int:
@@ -126,10 +124,10 @@ class FramePool:
         Raises:
             - NotEnoughSpace: There is none. Nothing changed.
         """
-        self._memory.reserve(min(self.capacity, int(self._state[NUM_EVER]) + num_frames))
+        self._memory.reserve(min(self.capacity, int(self._state[_NUM_EVER]) + num_frames))
 
     def _check_room(self) -> None:
-        if self._state[NUM_USED] == self.capacity:
+        if self._state[_NUM_USED] == self.capacity:
             raise RuntimeError(f'a row has more frames than the pool has room for: {self.capacity} are in use')
 
     def release(self, numbers: Array) -> None:
@@ -147,7 +145,7 @@ class FramePool:
         """
         counts = np.bincount(numbers.reshape(-1), minlength=self.capacity)
         self._counts[:] = counts
-        num_ever = max(int(self._state[NUM_EVER]), int(numbers.max(initial=-1)) + 1)
+        num_ever = max(int(self._state[_NUM_EVER]), int(numbers.max(initial=-1)) + 1)
         free = np.flatnonzero(counts[:num_ever] == 0)[::-1]
         self._free[: len(free)] = free
         self._state[:] = len(free), num_ever, num_ever - len(free)
@@ -163,15 +161,15 @@ class FramePool:
             - findings (:obj:`List[str]`): One sentence per inconsistency.
         """
         numbers = numbers.reshape(-1)
-        if ((numbers < 0) | (numbers >= self._state[NUM_EVER])).any():
+        if ((numbers < 0) | (numbers >= self._state[_NUM_EVER])).any():
             return ['a row refers to a frame that does not exist']
         counts = np.bincount(numbers, minlength=self.capacity)
-        free = self._free[: self._state[NUM_FREE]]
+        free = self._free[: self._state[_NUM_FREE]]
         checks = {
             'the numbers of references to frames are wrong': np.array_equal(counts, self._counts),
-            'the number of frames in use is wrong': np.count_nonzero(counts) == self._state[NUM_USED],
+            'the number of frames in use is wrong': np.count_nonzero(counts) == self._state[_NUM_USED],
             'the free frames are wrong': np.array_equal(
-                np.sort(free), np.flatnonzero(counts[: self._state[NUM_EVER]] == 0)
+                np.sort(free), np.flatnonzero(counts[: self._state[_NUM_EVER]] == 0)
             ),
         }
         return [what for what, holds in checks.items() if not holds]
@@ -184,7 +182,7 @@ class FramePool:
         made = [filled(capacity, 0, array.dtype) for array in (self._hashes, self._counts, self._free)]
 
         def resize() -> None:
-            num_ever = int(self._state[NUM_EVER])
+            num_ever = int(self._state[_NUM_EVER])
             for old, new in zip((self._hashes, self._counts, self._free), made):
                 new[:num_ever] = old[:num_ever]
             self._hashes, self._counts, self._free = made
@@ -199,7 +197,7 @@ class FramePool:
 
     def _index(self, size: int) -> None:
         """Make the hash table anew, of at least this size."""
-        used = np.flatnonzero(self._counts[: self._state[NUM_EVER]]).astype(np.int32)
+        used = np.flatnonzero(self._counts[: self._state[_NUM_EVER]]).astype(np.int32)
         if self._kernels is None:
             self._frame_of = dict(zip(self._hashes[used].tolist(), used.tolist()))
             return
@@ -226,7 +224,7 @@ class FramePool:
         if num_free:
             num_free -= 1
             number = int(self._free[num_free])
-            num_ever = int(self._state[NUM_EVER])
+            num_ever = int(self._state[_NUM_EVER])
         else:
             self._check_room()
             num_ever = number + 1
@@ -244,5 +242,5 @@ class FramePool:
             value = int(self._hashes[number])
             if self._frame_of.get(value) == number:
                 del self._frame_of[value]
-            self._free[self._state[NUM_FREE]] = number
+            self._free[self._state[_NUM_FREE]] = number
             self._state += (1, 0, -1)

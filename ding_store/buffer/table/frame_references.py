@@ -10,11 +10,13 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.encodings import gather_frames
-from ding_store.buffer.table.frame_pool import ALL_BITS, NUM_USED
 from ding_store.buffer.table.frame_sharing import MIN_BYTES, Shared
 from ding_store.buffer.table.narrowing import gather, widened_columns
 from ding_store.compiled import FAR_BYTES
 from ding_store.errors import SchemaMismatch
+
+#: The bits of a hash that are used, see ``kernels.frame_kernels``.
+_ALL_BITS = (1 << 64) - 1
 
 
 class FrameReferences:
@@ -155,6 +157,6 @@ def distinct_frames(parts: Sequence[Array]) -> Tuple[Array, Array]:
     for part in map(np.ascontiguousarray, parts):
         addresses = part.ctypes.data, num_bytes, frames.ctypes.data
         found = numbers[num_done : num_done + len(part)]
-        kernels.intern(*addresses, hashes, counts, table, free, state, ALL_BITS, found, 0)
+        kernels.intern(*addresses, hashes, counts, table, free, state, _ALL_BITS, found, 0)
         num_done += len(part)
-    return frames[: state[NUM_USED]], numbers
+    return frames[: numbers.max(initial=-1) + 1], numbers
