@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     replay.set_defaults(bench=_bench_replay)
-    frames = kinds.add_parser('frames', help='memory and speed of a replay of Atari frames, shared and not shared')
+    frames = kinds.add_parser('frames', help='replay and chunks of Atari frames, shared and not shared')
     frames.add_argument('--games', metavar='NAME,...', help='games to play (default: pong, qbert, space_invaders)')
     frames.add_argument('--rows', type=int, default=20_000, help='rows of the replay (default: %(default)s)')
     frames.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')

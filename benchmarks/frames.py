@@ -1,10 +1,14 @@
-"""Benchmark of shared frames: memory per row and speed of a replay of real Atari frames, with and without sharing."""
+"""
+Benchmark of shared frames: memory per row and speed of a replay of real Atari frames, and bytes of a transition on its
+way to the learner, with and without sharing.
+"""
 
 from __future__ import annotations
 
 import gc
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 
@@ -21,8 +25,14 @@ BATCH = 64
 #: Pushes of a batch that are timed. Then 16 times as many rows are pushed one by one.
 NUM_PUSHES = 100
 GAMES = ('pong', 'qbert', 'space_invaders')
+#: A chunk of the DQN configs: 96 rows from 8 environments.
+NUM_ENVS, ROWS_PER_ENV = 8, 12
+#: Chunks that are measured, how often, and the frames of an environment before the first.
+NUM_CHUNKS, REPEATS, FIRST_FRAME = 8, 10, 100
 
 Columns = Dict[str, np.ndarray]
+
+_HEADER = {'kind': 'trajectories', 'env_step': 1, 'env_episode': 0, 'end_idx': []}
 
 
 class Ours:
@@ -111,10 +121,91 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         except ImportError as e:
             result['buffers'][name] = {'left_out': str(e)}
         gc.collect()
+    say(f'{game}: chunks')
+    result['chunks'] = measure_chunks(game)
     return result
 
 
-def played(game: str, num_frames: int) -> Iterator[np.ndarray]:
+def measure_chunks(game: str) -> Dict[str, Any]:
+    """
+    Return bytes and CPU times of chunks of ``ROWS_PER_ENV`` rows of each environment. The times are the lowest of some
+    repeats. A writer's includes one copy of the payload and its checksum. A learner's is that of a push into a replay
+    that shares frames.
+    """
+    from ding_store.middleware.chunks import ChunkWriter
+    from ding_store.storage import open_store
+    from ding_store.storage.encoding.framing import encode
+
+    num_rows = NUM_CHUNKS * ROWS_PER_ENV
+    chunks: List[List[Any]] = [[] for _ in range(NUM_CHUNKS)]
+    for env in range(NUM_ENVS):
+        levels = np.stack(list(played(game, FIRST_FRAME + num_rows + NUM_STEPS + 4, env)))
+        columns = rows_of(levels, FIRST_FRAME, num_rows)
+        for i in range(num_rows):
+            chunks[i // ROWS_PER_ENV].append(_element(columns, i))
+    kinds = {'shared': True, 'not shared': False}
+    figures: Dict[str, Any] = {kind: {} for kind in kinds}
+    writes, pushes = [], []
+    with open_store('memory://', run='frames') as store:
+        sink = _Sink(store, encode)
+        for kind, share_frames in kinds.items():
+            stream = f'chunks/{share_frames}'
+            writer = ChunkWriter(store, stream, share_frames=share_frames)
+            for chunk in chunks:
+                writer.write(chunk, _HEADER)
+            entries = store.read(stream)
+            num_bytes = sum(len(encode(entry.header, entry.arrays)) for entry in entries)
+            figures[kind]['bytes_per_transition'] = num_bytes / (NUM_CHUNKS * len(chunks[0]))
+            write, push = ChunkWriter(sink, stream, share_frames=share_frames).write, _Pusher()
+            writes.append([partial(write, chunk, _HEADER) for chunk in chunks])
+            pushes.append([partial(push, entry) for entry in entries])
+        for name, calls in (('write_us', writes), ('push_us', pushes)):
+            for kind, lowest in zip(kinds, _lowest_cpu_us(calls)):
+                figures[kind][name] = lowest
+    return figures
+
+
+class _Pusher:
+    """Pushes chunks into a replay that shares frames, as a learner does."""
+
+    def __init__(self) -> None:
+        from ding_store.buffer import StoreBuffer
+        from ding_store.middleware.chunks import ChunkDecoder
+
+        self._buffer, self._decoder = StoreBuffer(10_000), ChunkDecoder()
+
+    def __call__(self, entry: Any) -> None:
+        from ding_store.middleware.chunks import narrowed_in
+
+        self._decoder.check(entry)
+        schema, columns = self._decoder.schema(entry), self._decoder.columns(entry)
+        self._buffer.extend(columns, schema, narrowed=narrowed_in(entry))
+
+
+class _Sink:
+    """A store whose appends are encoded and dropped."""
+
+    def __init__(self, store: Any, encode: Callable[..., bytes]) -> None:
+        self.get, self.put, self._encode = store.get, store.put, encode
+
+    def append(self, stream: str, header: Any, arrays: Any, timeout_s: Optional[float] = None) -> None:
+        self._encode(header, arrays)
+
+
+def _lowest_cpu_us(calls: List[List[Callable[[], Any]]]) -> List[float]:
+    """Return the mean of the lowest CPU times of each list of calls. The lists take turns."""
+    times = np.empty((1 + REPEATS, len(calls), len(calls[0])))
+    for repeat in range(1 + REPEATS):
+        for i, each in enumerate(zip(*calls)):
+            for kind, call in enumerate(each):
+                began = time.process_time()
+                call()
+                times[repeat, kind, i] = time.process_time() - began
+    lowest: List[float] = (times[1:].min(0).mean(1) * 1e6).tolist()
+    return lowest
+
+
+def played(game: str, num_frames: int, seed: int = 0) -> Iterator[np.ndarray]:
     """Yield frames ``(84, 84)``, uint8, of random play."""
     from easydict import EasyDict
 
@@ -122,7 +213,7 @@ def played(game: str, num_frames: int) -> Iterator[np.ndarray]:
 
     rom = ''.join(part.capitalize() for part in game.split('_'))
     env = AtariEnv(EasyDict(env_id=f'{rom}NoFrameskip-v4', frame_stack=4, is_train=True))
-    env.seed(0, dynamic_seed=False)
+    env.seed(seed, dynamic_seed=False)
     obs = env.reset()
     for _ in range(num_frames):
         frames = np.round(np.asarray(obs) * 255).astype(np.uint8)
@@ -197,5 +288,11 @@ def render(result: Dict[str, Any]) -> str:
         lines.append(
             f'{name:22}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
             f'{figures["push_columns_us"]:12,.0f}{push}'
+        )
+    lines.append(f'chunks of {ROWS_PER_ENV} rows from each of {NUM_ENVS} environments, before a codec')
+    lines.append(f'{"":16}{"bytes a row":>14}{"write us":>12}{"push us":>12}')
+    for name, figures in result['chunks'].items():
+        lines.append(
+            f'{name:16}{figures["bytes_per_transition"]:14,.0f}{figures["write_us"]:12,.0f}{figures["push_us"]:12,.0f}'
         )
     return '\n'.join(lines)

@@ -180,8 +180,8 @@ class StoreConfig:
         - buffer_path (:obj:`Optional[str]`): Directory of the replay's files. None: the replay is in memory, or in the
             checkpoints' directory if there are checkpoints.
         - prefetch (:obj:`int`): Number of batches that a thread of the replay gathers ahead, while the policy trains.
-        - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once.
-            False: each row has its own.
+        - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once, and
+            chunks have each frame once. False: each row has its own.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
             they are published, to save bytes. None: they are not rounded.

@@ -12,7 +12,7 @@ from ding_store.buffer.metas.metas import Meta
 from ding_store.buffer.samplers.base import priorities_of
 from ding_store.buffer.samplers.removers import Reservoir
 from ding_store.buffer.samples import Samples
-from ding_store.buffer.table.narrowing import widened_columns
+from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep
 from ding_store.columns import Schema
@@ -103,7 +103,7 @@ class Inserts:
         known = schema or self._elements.schema
         if known is None:
             raise TypeError('columns need a schema to pass through middleware. Pass schema=, or push an element.')
-        elements = known.decode(widened_columns(columns, narrowed))
+        elements = known.decode(with_wide_values(columns, narrowed))
         return elements, None if meta is None else [dict(meta) for _ in elements]
 
     def _push_kept(self, reservoir: Reservoir, data: Any, meta: Optional[Dict[Any, Any]]) -> Tuple[int, Meta]:

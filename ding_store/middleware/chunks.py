@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set
 
 import numpy as np
 from ditk import logging
 
-from ding_store.buffer.table.narrowing import candidates, narrowed_columns, widened_columns
+from ding_store.buffer.table.frame_references import with_wide_values
+from ding_store.buffer.table.narrowing import candidates, narrowed_columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
+from ding_store.middleware.shared_frames import SHARED, FrameSharing, referenced_columns, shared_in
 from ding_store.storage.base import Entry, EntryId, Value
 from ding_store.storage.encoding.framing import corrupt_entry
 from ding_store.storage.store import Store
@@ -31,14 +34,16 @@ class ChunkWriter:
     Overview:
         Appends lists of elements to a stream. The stream's schema is a value in the store. If a writer's elements do
         not fit it, the writer fails before it sends anything. Large float32 leaves travel in a quarter of their bytes
-        while that is exact, see ``narrowing``.
+        while that is exact, see ``narrowing``. Frames that recur in a chunk travel once, see ``shared_frames``.
     Arguments:
         - allow_pickle (:obj:`bool`): Pickle chunks of elements that columns cannot hold.
+        - share_frames (:obj:`bool`): Whether frames may travel once.
     """
 
-    def __init__(self, store: Store, stream: str, allow_pickle: bool = False) -> None:
+    def __init__(self, store: Store, stream: str, allow_pickle: bool = False, share_frames: bool = True) -> None:
         self._store = store
         self._allow_pickle = allow_pickle
+        self._frame_sharing = FrameSharing() if share_frames else None
         self._stream = stream
         self._schema: Optional[Schema] = None
         self._text = ''
@@ -56,7 +61,7 @@ class ChunkWriter:
         Overview:
             Append one chunk. Its elements travel together and in order.
         Arguments:
-            - header (:obj:`dict`): Fields for JSON. ``write`` adds 'rows', 'schema' and 'narrowed'.
+            - header (:obj:`dict`): Fields for JSON. ``write`` adds 'rows', 'schema', 'narrowed' and 'shared'.
             - fixups (:obj:`Optional[dict]`): Column name -> number to add to the column, if it exists.
         Raises:
             - SchemaMismatch: The elements do not fit the stream's schema. The error names the leaf.
@@ -77,6 +82,9 @@ class ChunkWriter:
         header = {**header, 'rows': len(elements), 'schema': self._text if elements else ''}
         if narrowed:
             header[NARROWED] = narrowed
+        shared = self._frame_sharing.share(columns) if self._frame_sharing is not None else {}
+        if shared:
+            header[SHARED] = shared
         return self._store.append(self._stream, header, columns, timeout_s=timeout_s)
 
     def _encode(self, elements: Sequence[Any]) -> Dict[str, Any]:
@@ -174,7 +182,7 @@ class ChunkDecoder:
                 if not reason:
                     self._unpickled[entry.id] = unpickled(entry)
             elif not reason and entry.header['rows']:
-                self.schema(entry).check(entry.arrays, entry.header['rows'], narrowed_in(entry))
+                self.schema(entry).check(self.columns(entry), entry.header['rows'], narrowed_in(entry))
         except SchemaMismatch as e:
             reason = str(e)
         except _MALFORMED as e:
@@ -188,6 +196,12 @@ class ChunkDecoder:
             self._schemas[text] = Schema.from_json(json.loads(text))
         return self._schemas[text]
 
+    def columns(self, entry: Entry) -> Dict[str, Any]:
+        """Return the columns of a chunk, with ``FrameReferences`` for those whose frames were sent once."""
+        if not shared_in(entry):
+            return dict(entry.arrays)
+        return referenced_columns(entry, self.schema(entry).columns())
+
     def elements(self, entry: Entry) -> List[Any]:
         """
         Overview:
@@ -199,8 +213,9 @@ class ChunkDecoder:
         if is_pickled(entry):
             return add_offsets(self._unpickled.pop(entry.id), entry)
         narrowed = narrowed_in(entry)
-        own = {name: array if name in narrowed else array.copy() for name, array in entry.arrays.items()}
-        return self.schema(entry).decode(widened_columns(own, narrowed))
+        copied = {*narrowed, *shared_in(entry)}
+        own = {name: each if name in copied else each.copy() for name, each in self.columns(entry).items()}
+        return self.schema(entry).decode(with_wide_values(own, narrowed))
 
 
 def narrowed_in(entry: Entry) -> List[str]:
@@ -211,9 +226,19 @@ def narrowed_in(entry: Entry) -> List[str]:
 
 def num_bytes(entry: Entry, as_elements: bool) -> int:
     """Return the bytes of an entry's columns, or of the elements made from them. The entry need not be checked."""
-    narrowed = entry.header.get(NARROWED) if as_elements else None
+    if not as_elements:
+        return sum(array.nbytes for array in entry.arrays.values())
+    narrowed, shared = entry.header.get(NARROWED), entry.header.get(SHARED)
     names = narrowed if isinstance(narrowed, list) else []
-    return sum((4 if name in names else 1) * array.nbytes for name, array in entry.arrays.items())
+    places = shared if isinstance(shared, dict) else {}
+    total = 0
+    for name, array in entry.arrays.items():
+        if name in places.values():
+            continue  # The elements have these frames.
+        frames = entry.arrays.get(str(places.get(name)))
+        size = array.nbytes if frames is None else array.size * frames.itemsize * prod(frames.shape[1:])
+        total += (4 if name in names else 1) * size
+    return total
 
 
 def _wrong_header(header: Mapping[str, Any]) -> str:
@@ -228,6 +253,9 @@ def _wrong_header(header: Mapping[str, Any]) -> str:
     narrowed = header.get(NARROWED, [])
     if not isinstance(narrowed, list) or not all(isinstance(name, str) for name in narrowed):
         return f'{NARROWED} ({narrowed!r}) is not a list of names'
+    shared = header.get(SHARED, {})
+    if not isinstance(shared, dict) or not all(isinstance(place, str) for place in shared.values()):
+        return f'{SHARED} ({shared!r}) does not map names to names'
     if 'policy_version' in header and not _is_count(header['policy_version']):
         return f'policy_version ({header["policy_version"]!r}) is not a count'
     versions = header.get('policy_versions', {})

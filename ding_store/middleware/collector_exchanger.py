@@ -60,7 +60,8 @@ class CollectorExchanger(Exchanger):
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        self._chunks = ChunkWriter(session.store, STREAM, session.config.allow_pickle)
+        config = session.config
+        self._chunks = ChunkWriter(session.store, STREAM, config.allow_pickle, config.share_frames is not False)
         self._ordinal = take_ordinal(session.store)
         session.figures(ordinal=self._ordinal)
         self._backpressure = Backpressure(session.store, session.config.max_lead)

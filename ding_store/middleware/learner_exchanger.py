@@ -190,7 +190,7 @@ class LearnerExchanger(Exchanger):
             entry = entries[i] = self._consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
                 schema, note = self._decoder.schema(entry), self._consumer_offset.note()
-                push_direct(schema, entry.arrays, note, _meta([entry]), narrowed_in(entry))
+                push_direct(schema, self._decoder.columns(entry), note, _meta([entry]), narrowed_in(entry))
         self._consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
         if filled and self._ingest_plan.replay is not None:

@@ -28,6 +28,7 @@ from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
 from ding_store.buffer.samplers.removers import Reservoir
 from ding_store.buffer.sequences.sequences import Sequences
+from ding_store.buffer.table.frame_references import with_values, with_wide_values
 from ding_store.buffer.table.narrowing import candidates, widened_columns
 from ding_store.buffer.table.outputs import Output
 from ding_store.buffer.table.rows import RowIndex
@@ -212,9 +213,10 @@ class Elements:
             store = self.current.store
             schema = schema or store.schema or schema_of(widened_columns(columns, narrowed))
             if store.takes_any:
-                elements = schema.decode(widened_columns(columns, narrowed))
+                elements = schema.decode(with_wide_values(columns, narrowed))
                 return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
             if schema is not store.schema and schema != store.schema:
+                columns = with_values(columns)
                 if store.schema is None or not len(self.table):
                     self.current.start(schema, candidates(schema.columns(), columns, narrowed))
                 else:

@@ -29,6 +29,7 @@ from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_memory import ColumnMemory, Replacement
 from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn, is_run
 from ding_store.buffer.table.frame_pool import FramePool
+from ding_store.buffer.table.frame_references import FrameReferences, pool_references
 from ding_store.buffer.table.frame_sharing import (
     JUDGED_ROWS,
     MIN_RATIO,
@@ -186,11 +187,14 @@ class TableColumns:
     ) -> Columns:
         """
         Overview:
-            Return columns in the form in which they are stored, see ``TableShape.as_stored``.
+            Return columns in the form in which they are stored, see ``TableShape.as_stored``. References to frames
+            remain if ``store`` can use them.
         Arguments:
             - replace (:obj:`Callable`): Receives the name of a column whose form cannot hold a new value. It must
               replace the column by one that can.
         """
+        if any(isinstance(values, FrameReferences) for values in columns.values()):
+            columns = {name: self._as_values(name, values) for name, values in columns.items()}
         narrow = self.narrow
         if not narrow and not narrowed:
             return columns
@@ -204,20 +208,37 @@ class TableColumns:
             stored[name] = widened(columns[name])
         return stored
 
-    def store(self, slots: Array, columns: Columns, skipped: int = 0) -> None:
+    def _as_values(self, name: str, values: Any) -> Any:
+        """Return the values of references to frames, unless the column or its pool has such frames."""
+        if not isinstance(values, FrameReferences):
+            return values
+        if name in self.shared:
+            frames = self.shared[name].pool.frames
+            is_stored = values.dtype == frames.dtype and values.frames.shape[1:] == frames.shape[1:]
+        else:
+            is_stored = values.dtype == self._layout.arrays[name].dtype
+        return values if is_stored else np.asarray(values)
+
+    def store(self, slots: Array, columns: Mapping[str, Any], skipped: int = 0) -> None:
         """Fill slots with columns from ``as_stored``, without their first ``skipped`` rows."""
         runs, shared = _runs(slots), self._layout.shared
+        references: Dict[str, Array] = {}
+        if shared:
+            self.are_frames_counted = False
+            given = {name: columns[name] for name in shared if isinstance(columns[name], FrameReferences)}
+            references = pool_references({name: column[skipped:] for name, column in given.items()}, shared)
         for name, column in self._layout.arrays.items():
             values = columns[name][skipped:] if skipped else columns[name]
             if name in shared:
-                self.are_frames_counted = False
-                values = shared[name].intern(values)
+                values = references[name] if name in references else shared[name].intern(values)
             if len(runs) > _MAX_RUNS:
                 column[slots] = values
                 continue
             for rows, places in runs:
                 part = values if len(runs) == 1 else values[rows]
-                if part.nbytes < MIN_BYTES:
+                if isinstance(part, FrameReferences):
+                    part.copy_to(column[places])
+                elif part.nbytes < MIN_BYTES:
                     column[places] = part
                 else:
                     copy_past_caches(column[places], part)

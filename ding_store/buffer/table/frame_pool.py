@@ -126,6 +126,27 @@ class FramePool:
             self._check_room()
             self._index(2 * len(self._table))
 
+    def intern_repeated(self, frames: Array, references: Array) -> Array:
+        """
+        Overview:
+            Find or add the frames to which ``references`` refer, and count each as often as it is in there. Others are
+            left out.
+        Arguments:
+            - frames (:obj:`np.ndarray`): ``(m, *shape)``, of the pool's dtype.
+            - references (:obj:`np.ndarray`): Places in ``frames``, with repetitions.
+        Returns:
+            - numbers (:obj:`np.ndarray`): ``(m,)``, int32. Those of left out frames are 0.
+        Raises:
+            - NotEnoughSpace: There is no room for them. Nothing changed.
+        """
+        uses = np.bincount(references, minlength=len(frames)).astype(np.int32)
+        used = np.flatnonzero(uses)
+        numbers = np.zeros(len(frames), np.int32)
+        numbers[used] = found = self.intern(frames if len(used) == len(frames) else frames[used])
+        # The frames may be equal to each other, and then have one number.
+        np.add.at(self._counts, found, uses[used] - 1)
+        return numbers
+
     def reserve(self, num_frames: int) -> None:
         """
         Overview:

@@ -169,7 +169,8 @@ class Table:
         Overview:
             Add rows with one copy per column. Of more rows than the capacity only the last are stored.
         Arguments:
-            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)`` for exactly the columns of the table.
+            - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``, or ``FrameReferences``, for exactly the columns
+              of the table.
             - note (:obj:`Optional[Mapping]`): The value of ``committed`` from the moment when these rows become live.
             - keep (:obj:`Optional[Keep]`): Called before that moment, to record what must be on disk when the rows are
               live.
