@@ -5,7 +5,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any, Callable, List, Tuple
 
 import numpy as np
 import pytest
@@ -331,7 +331,7 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
     is_reading, is_wide = threading.Event(), threading.Event()
     found: List[np.ndarray] = []
     reader = threading.Thread(target=lambda: found.append(table.gather(np.array([1]))['obs']))
-    decode, read, describe = NarrowColumn.decode, NarrowColumn.read, Durability.describe
+    decode, read, describe = NarrowColumn.decode, NarrowColumn.read, Durability.describing
 
     def decoded(*arguments: Any) -> None:
         decode(*arguments)
@@ -344,13 +344,13 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
             assert is_wide.wait(60)
         return read(self, slots)
 
-    def described(self: Durability, info: Any) -> None:
-        is_wide.set()
-        describe(self, info)
+    def described(self: Durability, made: Any) -> Callable[[], None]:
+        commit = describe(self, made)
+        return lambda: (is_wide.set(), commit())
 
     monkeypatch.setattr(NarrowColumn, 'decode', decoded)
     monkeypatch.setattr(NarrowColumn, 'read', read_late)
-    monkeypatch.setattr(Durability, 'describe', described)
+    monkeypatch.setattr(Durability, 'describing', described)
     table.extend({'obs': np.full((1, *shape), 0.3, np.float32)})
     reader.join(60)
     assert [(each.dtype, each.max()) for each in found] == [(np.float32, 1.0)]

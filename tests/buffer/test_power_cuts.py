@@ -569,7 +569,7 @@ class NamesColumnsFirst(Durability):
 
 
 class NamesOtherColumnsFirst(Durability):
-    """The same, of columns that replace all others."""
+    """The same, of columns that replace all others, or one."""
 
     def sync_new(self, columns: Any) -> None:
         pass
@@ -614,7 +614,7 @@ class UpdatesWithoutRecord(Durability):
 @pytest.mark.parametrize(
     ('wrong', 'name'),
     [
-        (NamesColumnsFirst, 'widening'),
+        (NamesOtherColumnsFirst, 'widening'),
         (NamesColumnsFirst, 'a column of what is absent'),
         (NamesOtherColumnsFirst, 'loads'),
         (NamesOtherColumnsFirst, 'lists that become episodes'),

@@ -35,12 +35,12 @@ class Replacement(NamedTuple):
     Overview:
         A converted column that is complete, and not in use yet.
     Arguments:
-        - stored (:obj:`StoredColumn`): The new column in the form of a directory's header.
+        - in_header (:obj:`StoredColumn`): The new column in the form of a directory's header.
         - replace (:obj:`Callable`): Puts it in the place of the old column. May be called again.
         - discard (:obj:`Callable`): Deletes it instead.
     """
 
-    stored: StoredColumn
+    in_header: StoredColumn
     replace: Callable[[], None]
     discard: Callable[[], None]
 

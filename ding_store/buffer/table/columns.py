@@ -360,7 +360,7 @@ class TableColumns:
             if column.name in self.shared:
                 shared = self.shared[column.name]
                 dtype, shape = shared.spec
-                column.dtype, column.shape, column.frames = dtype.str, list(shape), shared.pool.stored
+                column.dtype, column.shape, column.frames = dtype.str, list(shape), shared.pool.in_header
                 needed = capacity * self._num_frames(shared.pool)
                 column.frames.capacity = max(column.frames.capacity, needed)
         return columns
@@ -378,7 +378,7 @@ class TableColumns:
         num_rows = self.num_used if num_rows is None else num_rows
         made = self._memory.replacing(name, spec, self.current[name].decode, num_rows)
         if name in self.narrow and spec[0] == np.uint8:
-            made.stored.encoding = ENCODING
+            made.in_header.encoding = ENCODING
 
         def replace() -> None:
             made.replace()

@@ -68,7 +68,7 @@ class FramePool:
         self._frame_of: Dict[int, int] = {}
 
     @property
-    def stored(self) -> StoredFrames:
+    def in_header(self) -> StoredFrames:
         """The pool in the form of a directory's header."""
         frames, hashes = self._memory.stored_columns()
         return StoredFrames(frames.shape, self.capacity, frames.file, hashes.file)

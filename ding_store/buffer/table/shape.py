@@ -317,7 +317,7 @@ class TableShape:
         """
         made = self._columns.replacing(name, spec)
         try:
-            describe = self._durability.describing(made.stored)
+            describe = self._durability.describing(made.in_header)
         except BaseException:
             made.discard()
             raise
