@@ -61,7 +61,7 @@ class FrameSharing:
     def _log(self, names: List[str], num_frames: int, num_distinct: int) -> None:
         if not self._has_logged:
             self._has_logged = True
-            logging.info(f'ding_store: {names} travel with {num_distinct} frames in place of {num_frames}, each once')
+            logging.info(f'ding_store: each frame of {names} travels once: {num_distinct} in place of {num_frames}')
 
 
 def shared_in(entry: Entry) -> Dict[str, str]:

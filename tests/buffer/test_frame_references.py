@@ -59,6 +59,7 @@ def test_references_have_the_values_of_their_frames(monkeypatch: Any, compiled: 
 def test_pool_counts_frames_as_often_as_they_are_used(monkeypatch: Any, compiled: bool) -> None:
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     pool = FramePool((np.dtype(np.uint8), SHAPE), 10)
+    pool.reserve(5)
     pool.intern(frames_of([6]))
     # The last frame is used by none, and the third equals the first.
     references = np.array([0, 1, 1, 2, 0])

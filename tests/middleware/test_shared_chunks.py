@@ -117,9 +117,11 @@ def assert_same(rows, elements):
             assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.parametrize('direct', [True, False])
-@pytest.mark.parametrize('make', KINDS)
-@pytest.mark.parametrize('transport', ['memory', 'ring', 'wire', 'backfilled'])
+WAYS = [('memory', make, direct) for make in KINDS for direct in (True, False)]
+WAYS += [(way, *each) for way in ('ring', 'wire', 'backfilled') for each in ((transition, True), (sequence, False))]
+
+
+@pytest.mark.parametrize(('transport', 'make', 'direct'), WAYS)
 def test_shared_chunks_arrive_as_without_sharing(request, transport, make, direct, tmp_path):
     server = None if transport == 'memory' else request.getfixturevalue('redis_server')
     elements = list(chunks(make))
@@ -129,13 +131,17 @@ def test_shared_chunks_arrive_as_without_sharing(request, transport, make, direc
             buffer_ = StoreBuffer(100, sampler=Prioritized(seed=0))
             learner = Learner(learner_store, buffer_, direct)
             write(collector, elements, share_frames=share_frames)
-            eventually(lambda: learner.take() >= 0 and len(buffer_) == 36, 'the learner has all rows')
+            take_all(learner, buffer_, 36)
         assert buffer_.check() == []
         assert_same(rows_in(buffer_), [each for chunk in elements for each in chunk])
         batch = buffer_.sample_batch(16)
         obs = batch.data['obs']
         found.append((batch.rows.tolist(), [np.asarray(part).tobytes() for part in obs]))
     assert found[0] == found[1]
+
+
+def take_all(learner, buffer_, num_rows):
+    eventually(lambda: learner.take() >= 0 and len(buffer_) == num_rows, 'the learner has all rows')
 
 
 def entries_of(store, elements, **options):
@@ -194,6 +200,18 @@ def test_shared_chunk_is_the_same_without_numba(store, monkeypatch):
             assert 'shared' in each.header
             assert list(each.arrays) == list(twin.arrays)
             assert all(np.array_equal(array, twin.arrays[name]) for name, array in each.arrays.items())
+
+
+@pytest.mark.parametrize('direct', [True, False])
+@pytest.mark.parametrize('make', KINDS)
+def test_shared_chunks_arrive_without_numba(store, make, direct, monkeypatch):
+    monkeypatch.setenv(ENV_NO_NUMBA, '1')
+    buffer_, elements = StoreBuffer(100), list(chunks(make))
+    learner = Learner(store, buffer_, direct)
+    write(store, elements)
+    learner.take()
+    assert_same(rows_in(buffer_), [each for chunk in elements for each in chunk])
+    assert buffer_.check() == []
 
 
 def alone(time, **more):
@@ -265,11 +283,11 @@ def full(size, tmp_path):
     return buffer_
 
 
-@pytest.mark.parametrize('size', [5, 20, 100])
+@pytest.mark.parametrize('size', [5, 90])
 @pytest.mark.parametrize('made', [deque, not_shared, with_path, full])
 def test_shared_chunks_arrive_in_every_buffer(store, made, size, tmp_path):
     """Also in buffers that are smaller than a chunk, and in those that are full."""
-    buffer_ = made(min(size, 90), tmp_path)
+    buffer_ = made(size, tmp_path)
     learner = Learner(store, buffer_, direct=made is not deque)
     elements = list(chunks(transition, num_chunks=4))
     write(store, elements)
