@@ -22,6 +22,8 @@ from ding_store.errors import ConfigError
 #: Steps of a row, as in the DQN configs.
 NUM_STEPS = 3
 BATCH = 64
+#: Rows whose pushes are timed.
+NUM_PUSHED = 16 * BATCH
 GAMES = ('pong', 'qbert', 'space_invaders')
 #: A chunk of the DQN configs: 96 rows from 8 environments.
 NUM_ENVS, ROWS_PER_ENV = 8, 12
@@ -75,8 +77,8 @@ class Cpprb:
 def main(games: Optional[str], num_rows: int, budget_s: float, json_path: Optional[str]) -> int:
     """Measure each game, print a table, and write the figures to ``json_path``."""
     names = list(GAMES) if games is None else games.split(',')
-    if num_rows < 1000:
-        raise ConfigError(f'--rows ({num_rows}) must be at least 1000')
+    if num_rows < NUM_PUSHED:
+        raise ConfigError(f'--rows ({num_rows}) must be at least {NUM_PUSHED}')
     if not budget_s > 0:
         raise ConfigError(f'--seconds ({budget_s:g}) must be above 0')
     results = [measure(name, num_rows, budget_s) for name in names]
@@ -231,7 +233,7 @@ def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> D
     buffer.sample()
     figures: Dict[str, Any] = {'bytes_per_row': (resident_bytes() - before) / num_rows}
     figures['sample_us'] = _median_us(timed(lambda i: buffer.sample(), budget_s))
-    chunks = [rows_of(levels, start, BATCH, **options) for start in range(0, 16 * BATCH, BATCH)]
+    chunks = [rows_of(levels, start, BATCH, **options) for start in range(0, NUM_PUSHED, BATCH)]
     figures['push_columns_us'] = _median_us(timed(lambda i: buffer.push_columns(chunks[i % 16]), budget_s))
     if is_ours:
         elements = [_element(chunk, i) for chunk in chunks[:4] for i in range(BATCH)]
