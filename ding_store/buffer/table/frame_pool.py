@@ -130,14 +130,12 @@ class FramePool:
         """
         Overview:
             Find or add the frames to which ``references`` refer, and count each as often as it is in there. Others are
-            left out.
+            left out. The caller has reserved room for them.
         Arguments:
             - frames (:obj:`np.ndarray`): ``(m, *shape)``, of the pool's dtype.
             - references (:obj:`np.ndarray`): Places in ``frames``, with repetitions.
         Returns:
             - numbers (:obj:`np.ndarray`): ``(m,)``, int32. Those of left out frames are 0.
-        Raises:
-            - NotEnoughSpace: There is no room for them. Nothing changed.
         """
         uses = np.bincount(references, minlength=len(frames)).astype(np.int32)
         used = np.flatnonzero(uses)

@@ -113,8 +113,6 @@ def pool_references(columns: Mapping[str, FrameReferences], shared: Mapping[str,
     Returns:
         - references (:obj:`Dict[str, np.ndarray]`): Name -> numbers of frames of the column's pool, ``(n,
           num_frames)``.
-    Raises:
-        - NotEnoughSpace: There is no room for the frames. The counts of references are wrong until ``recount``.
     """
     together: Dict[int, List[str]] = {}
     for name, column in columns.items():
