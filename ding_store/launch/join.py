@@ -43,7 +43,7 @@ def join(
         - code (:obj:`int`): The script's exit code.
     """
     if not wait:
-        check_running(config)
+        check_running(config, 'Start it with ding-store run, or wait for it with --wait')
     with RunSession(config).store as store:
         end = end_of(store)
         if end is not None:
