@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from typing import Any, NamedTuple, Optional
-
-from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import CorruptPayload, VersionConflict
@@ -15,6 +14,8 @@ from ding_store.middleware.members import Members
 from ding_store.middleware.waiting import SLICE_S
 from ding_store.storage.base import Header
 from ding_store.storage.store import Store
+
+logger = logging.getLogger(__name__)
 
 FINISH, RETIRE = 'finish', 'retire'
 #: A process that clears a run waits a few seconds for its members. After this time it counts as killed.
@@ -80,14 +81,14 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
     while end is not None:
         is_gone = claim > 0 and time.monotonic() >= gone_at
         if is_gone:
-            logging.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
+            logger.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
         try:
             store.put(RETIRE, {}, {}, expected_version=claim if is_gone else 0)
         except VersionConflict:
             pass  # another process clears the run: wait until FINISH is deleted
         else:
             if end.failed:
-                logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
+                logger.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
                 store.delete(FINISH)
                 store.delete(RETIRE)
             else:

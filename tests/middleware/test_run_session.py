@@ -268,7 +268,7 @@ def test_at_maxmemory_members_join_and_leave(forgetful_server, when, caplog):
 def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     logged = threading.Event()
     monkeypatch.setattr(run_session, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
-    monkeypatch.setattr(run_session.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
+    monkeypatch.setattr(run_session.logger, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None)
 
     def connect(*arguments, **options):
         assert logged.wait(60 if is_slow else 0) == is_slow
@@ -277,6 +277,35 @@ def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     monkeypatch.setattr(run_session, 'open_store', connect)
     with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
         pass
+
+
+SLOW = """
+import sys, threading
+from ding_store.config import StoreConfig
+from ding_store.middleware import run_session
+
+class Errors:
+    def write(self, text):
+        sys.stdout.write(text)
+        if 'still connecting' in text:
+            written.set()
+
+    def flush(self):
+        pass
+
+def connect(*arguments, **options):
+    assert written.wait(60)
+
+written, sys.stderr = threading.Event(), Errors()
+run_session.NOTICE_AFTER_S, run_session.open_store = 0.0, connect
+run_session.RunSession(StoreConfig(url='redis://host:1')).store
+print('torch' in sys.modules)
+"""
+
+
+def test_slow_connection_of_a_command_imports_no_torch():
+    done = subprocess.run([sys.executable, '-c', SLOW], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ['ding_store: still connecting to redis://host:1', 'False']
 
 
 def test_killed_member_is_not_reporting(store, member):
