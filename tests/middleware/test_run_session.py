@@ -406,6 +406,16 @@ def test_wait_for_a_dead_learner_ends_with_its_name(member):
     assert time.monotonic() - begin >= collector.waited_s >= CONFIG.peer_timeout_s
 
 
+def test_wait_names_the_learner_that_was_started_last(store, member):
+    collector = member('collector', 2)
+    first, second = Member('first', 'learner', 0, pid=111), Member('second', 'learner', 0, pid=222)
+    for each in (first, first, first, second):
+        each.report(store)
+    peers = PeerWatch(collector.store, 'learner', 60.0, lambda: collector.member, lambda: False)
+    peers.look()
+    assert 'learner (node 0, pid 222 on' in peers.look()
+
+
 def test_peers_are_not_silent_while_own_reports_fail(member, monkeypatch):
     """As where the server's disk is full: it can be read, and refuses all reports."""
     learner, collector = member('learner'), member('collector', 2)
