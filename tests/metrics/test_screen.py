@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import time
@@ -101,6 +102,19 @@ def test_status_names_dead_members_with_time_and_reason(store):
     assert re.search('collector .node 4. failed 0s ago: ValueError: a bad action', text)
     assert '1 left in order' in text
     assert 'node 5' not in text
+
+
+def test_screen_hides_members_that_were_started_again(store):
+    Member('first', 'learner', 0, pid=111).report(store, 'failed', 'it crashed')
+    report(store, 'learner')
+    report(store, 'collector', 3, 'failed', 'ValueError: a bad action')
+    status = read_status(store, 0.0)
+    text = ' '.join(shown(status, 150).split())
+    assert 'it crashed' not in text
+    assert f'learner 0 {os.getpid()}' in text
+    assert '1 started again (--all lists them)' in text
+    assert 'collector (node 3) failed' in text
+    assert 'it crashed' in shown(status, 150, everything=True)
 
 
 def test_member_that_reports_no_more_is_silent(store):
