@@ -21,6 +21,7 @@ from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.plot import note_history, where_to_look
+from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
@@ -175,6 +176,10 @@ class Job:
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.
             claim_run(store, None, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
+            checkpoints = checkpoints_of(store)
+        if checkpoints is not None:
+            where = printable(str(checkpoints['path']))
+            print_to(out, f'run {self.config.run!r} goes on from its checkpoints in {where}\n')
         self._make_log_dir()
         with signals_as_interrupt():
             try:

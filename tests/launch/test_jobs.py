@@ -289,6 +289,8 @@ def test_run_of_a_script_that_failed_early_is_free_for_others(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, '--', 'python', tmp_path / 'wrong.py'), tmp_path) as run:
         assert run.wait() == 1, run.text
+    assert 'no such config' in run.text
+    assert 'on the store' not in run.text
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
         assert run.wait() == 0, run.text
 
