@@ -69,7 +69,7 @@ def _summary(status: Mapping[str, Any]) -> Table:
 
 def _state(status: Mapping[str, Any], up_s: Optional[float]) -> str:
     if status['finished'] is not None:
-        return f'finished: {plain(status["finished"])}'
+        return f'{"ended" if status["failed"] else "finished"}: {plain(status["finished"])}'
     if not status['members']:
         return 'no members yet'
     return 'running' if up_s is None else f'learner up for {duration(up_s)}'

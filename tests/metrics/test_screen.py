@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ding_store.config import StoreConfig
 from ding_store.launch.status import Look, read_status, to_json
 from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
 from ding_store.middleware.members import STREAM_OPTIONS, Member
+from ding_store.middleware.run_session import RunSession
 from ding_store.storage import open_store
 
 
@@ -192,6 +194,13 @@ def test_page_lists_each_name_of_the_json(look):
     assert figures - {'figures'} <= set(status['figures'])
     named = members - {'members', 'alive', 'left', 'failed', 'killed', 'silent', '_s'}
     assert named <= set(status['members'][0])
+
+
+@pytest.mark.parametrize(('failed', 'text'), [(False, 'finished: enough'), (True, 'ended: enough')])
+def test_screen_of_an_ended_run_says_if_it_is_done(store, failed, text):
+    session = RunSession(StoreConfig(url='memory://', run='pong'), store=store)
+    session.finish('enough', failed)
+    assert text in shown(read_status(store, 0.0), 150)
 
 
 def test_status_of_an_empty_run_is_shown(store):
