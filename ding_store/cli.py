@@ -562,16 +562,22 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     environment = _environment(options)
     config = StoreConfig.from_block({}, environment=environment)
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
-    print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
+    print_to(
+        sys.stderr,
+        f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n'
+        'starting: the first figures follow when torch and DI-engine are imported\n',
+    )
     with uses() as used:
         environment = replace(environment, uses=used.path)
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment)
         result = job.run(sys.stderr)
-        print_to(sys.stderr, used.summary())
+        has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step
+        if has_begun:
+            print_to(sys.stderr, used.summary())
     _wait_for_configs()
     if options.json:
         Path(options.json).write_text(json.dumps({'reason': result.reason, **asdict(result.figures)}))
-    if result.code == 0 or result.figures.env_step:  # a run that failed before its first step has nothing to show
+    if has_begun:
         print_to(sys.stdout, result.table(time.monotonic() - begin) + '\n')
     return result.code
 

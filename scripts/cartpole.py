@@ -52,7 +52,8 @@ def main() -> int:
                 results[kind].append(RUN[kind](seed, Path(options.dir)))
                 if options.json:
                     Path(options.json).write_text(json.dumps(results, indent=1))
-    show(options.seeds, results)
+    if len(kinds) * len(options.seeds) > 1:  # a single run through the store has printed its own table
+        show(options.seeds, results)
     return 0 if all(r['code'] == 0 for runs in results.values() for r in runs) else 1
 
 

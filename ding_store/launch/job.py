@@ -21,6 +21,7 @@ from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
 from ding_store.launch.plot import note_history, where_to_look
+from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
@@ -162,6 +163,7 @@ class Job:
     num_restarts: int = 0
     is_store_lost: bool = False
     is_hurrying: bool = False  # processes that are left receive SIGTERM
+    history: Optional[str] = None  # path that was noted beside the logs
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
 
     def run(self, out: Any) -> Result:
@@ -177,6 +179,10 @@ class Job:
             # resumed.
             check_roles(store, self.config.launched)
             self._claim_run(store)
+            checkpoints = checkpoints_of(store)
+        if checkpoints is not None:
+            where = printable(str(checkpoints['path']))
+            print_to(out, f'run {self.config.run!r} goes on from its checkpoints in {where}\n')
         self._make_log_dir()
         with signals_as_interrupt():
             try:
@@ -207,13 +213,20 @@ class Job:
         for process in self.processes:
             if process.is_debugged:
                 self.say(f'{process.title} reads and writes this terminal, and may stop in pdb')
-        code = self.watch(session, (lambda: None) if self.debug else display.tick)
+
+        def tick() -> None:
+            if not self.debug:
+                display.tick()
+            self._note_history(session.store)
+
+        code = self.watch(session, tick)
         if code == 0 and session.failed:  # `ding-store stop`: no process failed
             code, self.failed = 1, session.finish_reason
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
         outcome = 'finished' if code == 0 else 'ended' if self.failed in (INTERRUPTED, STOPPED) else 'failed'
         display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
         if not self.is_store_lost:
+            self._note_history(session.store)
             self._say_where_curves_are(session.store)
         if code != 0:
             self._say_how_to_resume(session.store)
@@ -224,11 +237,18 @@ class Job:
                 display.say(f'the run could not be retired, which the next run of its name will do: {error}')
         return result
 
+    def _note_history(self, store: Store) -> None:
+        """Write down where the history is, once the learner has begun it, so that ``ls`` and ``plot`` find it."""
+        with contextlib.suppress(StoreError, OSError), store.nonblocking():
+            path = history_of(store)
+            if path is not None and path != self.history and os.path.exists(path):
+                note_history(str(self.log_dir), path)
+                self.history = path
+
     def _say_where_curves_are(self, store: Store) -> None:
         with contextlib.suppress(StoreError, OSError):
             path = history_of(store)
             if path is not None and os.path.exists(path):
-                note_history(str(self.log_dir), path)
                 for line in where_to_look(path):
                     self.say(line)
 

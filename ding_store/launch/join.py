@@ -14,7 +14,7 @@ from ding_store.hook import install
 from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
-from ding_store.launch.user_script import UserScript
+from ding_store.launch.user_script import UserScript, import_di_engine
 from ding_store.run.claim import claim_role, starting
 from ding_store.run.ending import end_of, silence_s
 from ding_store.run.members import STREAM, Members, launch
@@ -43,7 +43,7 @@ def join(
         - code (:obj:`int`): The script's exit code.
     """
     if not wait:
-        check_running(config)
+        check_running(config, 'Start it with ding-store run, or wait for it with --wait')
     with RunSession(config).store as store:
         end = end_of(store)
         if end is not None:
@@ -57,6 +57,7 @@ def join(
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
     write_environment(replace(environment, launched=launch(config.launched), joined=joined))
+    import_di_engine()
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from typing import List, Sequence
 
@@ -28,6 +29,7 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
 
     from ding_store.middleware.task_stop import spare_mesh_at_failure
 
+    log_failed_dials_in_one_line()
     router = Parallel()
     router.is_active = True
     spare_mesh_at_failure()  # until the exchangers decide
@@ -38,6 +40,27 @@ def activate(node_id: int, listen_to: str, attach_to: Sequence[str], num_workers
         listen_to=listen_to,
         attach_to=list(attach_to),
     )
+
+
+def log_failed_dials_in_one_line() -> None:
+    """Keep pynng's traceback for a peer that does not listen out of the log: DI-engine dials such a peer again."""
+    logging.getLogger('pynng.nng').addFilter(_FAILED_DIAL)
+
+
+class _FailedDial(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if type(error).__name__ == 'ConnectionRefused':  # pynng's own class
+            record.exc_info, record.levelno, record.levelname = None, logging.INFO, 'INFO'
+            record.msg, record.args = (
+                'a process of this run does not listen: it starts, or it has ended. DI-engine goes on without it, and '
+                'connects as soon as it listens',
+                (),
+            )
+        return True
+
+
+_FAILED_DIAL = _FailedDial()
 
 
 def deactivate() -> None:
@@ -79,10 +102,10 @@ def claim_node_id(store: Store, role: str) -> int:
 
 
 def peer_addresses(store: Store) -> List[str]:
-    """Return the addresses of living members that this host can reach."""
+    """Return the addresses of living members that this host can reach. Killed processes of this host are left out."""
     host = os.uname().nodename
     return [
         member.address
         for member in Members(store).refresh().alive()
-        if member.address and (member.host == host or member.address.startswith('tcp://'))
+        if member.address and not member.was_killed and (member.host == host or member.address.startswith('tcp://'))
     ]

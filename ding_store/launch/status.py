@@ -102,21 +102,27 @@ def has_ended(config: StoreConfig) -> bool:
     return server is not None and server.is_finished
 
 
-def check_running(config: StoreConfig) -> None:
+def check_running(config: StoreConfig, fix: str = 'Change to its directory, or name the store with --store') -> None:
     """
     Overview:
         Check that the run's embedded server runs, because looking at a store must not start one.
+    Arguments:
+        - fix (:obj:`str`): What the user can do if no run is running there.
     Raises:
-        - ConfigError: No server runs for this run. The message names the runs that have one.
+        - ConfigError: No server runs for this run, or the run has ended and only observers keep its server. The message
+          names the runs that have one.
     """
     root = root_of(config.url)
     if root is None:
         return
-    if running(os.path.join(root, config.run or 'default')) is None:
+    server = running(os.path.join(root, config.run or 'default'))
+    if server is None:
         names = sorted(os.listdir(root)) if os.path.isdir(root) else []
         others = [name for name in names if running(os.path.join(root, name)) is not None]
-        hint = f'; running there: {", ".join(others)} (choose with --run)' if others else ''
-        raise ConfigError(f'run {config.run!r} is not running in {root}{hint}')
+        found = f'; running there: {", ".join(others)} (choose with --run)' if others else f'. {fix}'
+        raise ConfigError(f'run {config.run!r} is not running in {root}{found}')
+    if server.is_finished:  # A new client would wait for its end, and then start an empty one.
+        raise ConfigError(f'run {config.run!r} in {root} has ended. Start it again with ding-store run')
 
 
 def read_status(store: Store, rate_s: float) -> Dict[str, Any]:

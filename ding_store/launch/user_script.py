@@ -182,17 +182,27 @@ def preload() -> None:
     was_enabled = gc.isenabled()
     gc.disable()  # A collection leaves holes in pages, which are copied when new objects fill them.
     try:
-        try:
-            _import_all()
-        except Exception as error:  # noqa: BLE001 - with numpy 2, for example, an AttributeError
-            raise ConfigError(
-                f'DI-engine cannot be imported: {type(error).__name__}: {error}. Run ding-store doctor: it has the fix'
-            ) from error
+        import_di_engine()
         _load_loops()
     finally:
         leave_out_for_good()
         if was_enabled:
             gc.enable()
+
+
+def import_di_engine() -> None:
+    """
+    Overview:
+        Import torch and DI-engine without the warnings that they print.
+    Raises:
+        - ConfigError: DI-engine cannot be imported.
+    """
+    try:
+        _import_all()
+    except Exception as error:  # noqa: BLE001 - with numpy 2, for example, an AttributeError
+        raise ConfigError(
+            f'DI-engine cannot be imported: {type(error).__name__}: {error}. Run ding-store doctor: it has the fix'
+        ) from error
 
 
 def _import_all() -> None:

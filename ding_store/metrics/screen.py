@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -69,7 +69,7 @@ def _summary(status: Mapping[str, Any]) -> Table:
 
 def _state(status: Mapping[str, Any], up_s: Optional[float]) -> str:
     if status['finished'] is not None:
-        return f'finished: {plain(status["finished"])}'
+        return f'{"ended" if status["failed"] else "finished"}: {plain(status["finished"])}'
     if not status['members']:
         return 'no members yet'
     return 'running' if up_s is None else f'learner up for {duration(up_s)}'
@@ -134,7 +134,9 @@ def _stream(stream: Mapping[str, Any], limit: Optional[int]) -> Text:
 
 def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> RenderableType:
     ordered = sorted(members, key=_rank)
-    shown = ordered if everything else [each for each in ordered if each['state'] != 'left'][:MAX_MEMBERS]
+    replaced = _replaced(members)
+    hidden = [each for each in ordered if each['state'] == 'left' or each['id'] in replaced]
+    shown = ordered if everything else [each for each in ordered if each not in hidden][:MAX_MEMBERS]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='bold dim')
     table.add_column('role', no_wrap=True)
     for title in ('node', 'pid'):
@@ -150,11 +152,24 @@ def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> Renderab
     rest = len(ordered) - len(shown)
     blocks: List[RenderableType] = [table]
     if rest:
-        left = sum(each['state'] == 'left' for each in ordered)
-        what = f'{left} left in order' if left == rest else f'{rest} more, {left} of them left in order'
-        blocks += [Text(f'{what} (--all lists them)', style='dim')]
+        left = sum(each['state'] == 'left' for each in hidden)
+        counts = {'left in order': left, 'started again': len(hidden) - left}
+        parts = [f'{count} {what}' for what, count in counts.items() if count]
+        if rest > len(hidden):
+            parts.insert(0, f'{rest - len(hidden)} more')
+        blocks += [Text(f'{", ".join(parts)} (--all lists them)', style='dim')]
     blocks += [_what_happened(each) for each in shown if each['state'] in ('failed', 'killed', 'silent')]
     return Group(*blocks)
+
+
+def _replaced(members: Sequence[Mapping[str, Any]]) -> Set[str]:
+    """Return the ids of members that ended, if a later one (members are in the order of joining) has their node id."""
+    last = {(each['role'], each['node_id']): each['id'] for each in members}
+    return {
+        each['id']
+        for each in members
+        if each['state'] in ('failed', 'killed') and last[each['role'], each['node_id']] != each['id']
+    }
 
 
 def _rank(member: Mapping[str, Any]) -> Tuple[bool, int, bool, int]:

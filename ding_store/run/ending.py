@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import uuid
 from typing import Any, NamedTuple, Optional
-
-from ditk import logging
 
 from ding_store.config import StoreConfig
 from ding_store.errors import CorruptPayload
@@ -16,6 +15,8 @@ from ding_store.run.members import Members
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Header
 from ding_store.storage.store import Store
+
+logger = logging.getLogger(__name__)
 
 FINISH, RETIRE = 'finish', 'retire'
 #: A process that clears a run waits a few seconds for its members. After this time it counts as killed.
@@ -85,11 +86,11 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
             continue
         end = end_of(store)
         if lease.token > 1 and end is not None:
-            logging.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
+            logger.warning(f'ding_store: the process that was clearing run {store.run!r} is gone; clearing it again')
         if end is None:  # another process cleared the run, and gave the lease up, between the two looks
             store.delete(RETIRE)
         elif end.failed:
-            logging.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
+            logger.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
             store.delete(FINISH)
             store.delete(RETIRE)
         else:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from ding_store.buffer.store_buffer import StoreBuffer
     from ding_store.checkpoint import CheckpointDir
 
+logger = logging.getLogger(__name__)  # unlike ditk's functions, it does not import torch for a light command
+
 T = TypeVar('T')
 #: Seconds after which a user wants to know what a process waits for.
 NOTICE_AFTER_S = 2.0
@@ -52,7 +54,7 @@ NOTICE_AFTER_S = 2.0
 @contextlib.contextmanager
 def _notice(text: str) -> Iterator[None]:
     """Log a warning if the block takes longer than ``NOTICE_AFTER_S``: a user waits for it."""
-    timer = threading.Timer(NOTICE_AFTER_S, logging.warning, (text,))
+    timer = threading.Timer(NOTICE_AFTER_S, logger.warning, (text,))
     timer.daemon = True
     timer.start()
     try:
@@ -203,7 +205,9 @@ class RunSession:
         if epoch is None or (stream is not None and stream.epoch == epoch) or self.store.get(FINISH) is not None:
             return
         if Members(self.store).reporting(None, silence_s(self.config.heartbeat_s)) is None:
-            raise ConfigError(f'run {self.store.run!r} ended while this process started. To start it anew, use --wait.')
+            raise ConfigError(
+                f'run {self.store.run!r} ended while this process started. Start it again with ding-store run'
+            )
 
     def _hear_of_own_end(self) -> bool:
         """Finish at once if the run of this worker's parent has ended already, as may happen with ``ditask``."""

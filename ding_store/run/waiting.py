@@ -87,7 +87,7 @@ class PeerWatch:
             self._moved_at = now
             return ''
         silent, limit = now - self._moved_at, self._timeout_s
-        last = max(peers, key=lambda p: p.beat)
+        last = peers[-1]  # the one that joined last, which may have been started in place of another one
         if silent >= limit:
             raise StoreTimeout(
                 f'{last.title} is {last.state if last.state != "alive" else "silent"} and was not started again within '

@@ -210,8 +210,10 @@ def test_join_of_a_run_that_ends_meanwhile_is_refused(redis_server, monkeypatch)
                     session.join('evaluator', 7)
 
         monkeypatch.setattr(join_command, 'claim_role', claiming)
-        for name in ('install', 'activate', 'deactivate', 'remove_address'):
-            monkeypatch.setattr(join_command, name, lambda *arguments, **options: None)
+        called = []
+        for name in ('import_di_engine', 'install', 'activate', 'deactivate', 'remove_address'):
+            monkeypatch.setattr(join_command, name, lambda *arguments, name=name, **options: called.append(name))
         environment = Environment(url=config.url, run=run)
         with pytest.raises(ConfigError, match='ended while this process started'):
             join_command.join(config, environment, 'evaluator', 7, Nothing())
+        assert called == ['import_di_engine', 'install', 'activate', 'deactivate', 'remove_address']

@@ -16,6 +16,7 @@ from jobs import DEADLINE_S, PIPELINES, ROLES, ROOT, TINY, ding_store, job, reco
 from prometheus_client.parser import text_string_to_metric_families
 from scalars import scalars
 
+from ding_store.launch.plot import POINTER
 from ding_store.metrics.history import read_history
 from ding_store.metrics.record import AXES, COLUMNS
 from ding_store.storage.embedded.private_server import running
@@ -289,6 +290,8 @@ def test_run_of_a_script_that_failed_early_is_free_for_others(tmp_path):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, '--', 'python', tmp_path / 'wrong.py'), tmp_path) as run:
         assert run.wait() == 1, run.text
+    assert 'no such config' in run.text
+    assert 'on the store' not in run.text
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
         assert run.wait() == 0, run.text
 
@@ -626,6 +629,7 @@ def test_stopped_run_ends_in_all_processes_and_can_resume(tmp_path):
         run.wait_for(
             lambda: any(m['figures'].get('train_iter', 0) > 50 for m in members(tmp_path, 'learner')), 'training'
         )
+        run.wait_for((tmp_path / '.ding_store' / 'r' / 'logs' / POINTER).exists, 'the path of the history, for ls')
         with job(ding_store('stop', '--run', 'r'), tmp_path, name='stop') as stop:
             assert stop.wait() == 0, stop.text
         assert run.wait() == 1, run.text

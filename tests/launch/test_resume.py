@@ -162,6 +162,7 @@ def test_same_command_resumes_after_all_were_killed(tmp_path):
     wanted = known + 1000  # so many that both collectors have begun by then
     with job(ding_store(*command, *tiny, wanted), tmp_path, name='again') as run:
         assert run.wait() == 0, run.text
+    assert f"run 'r' goes on from its checkpoints in {tmp_path / 'checkpoints' / 'r'}" in run.text
     resumed = int(re.search(r'resuming from .*: train iteration (\d+)', log_of(tmp_path))[1])
     assert resumed >= known
     # Collectors explore no more than a run does that has come so far.
@@ -175,6 +176,7 @@ def test_same_command_resumes_after_all_were_killed(tmp_path):
     # It has ended in order: the next one begins afresh, with no row of this one.
     with job(ding_store(*command, *tiny, 50), tmp_path, name='afresh') as run:
         assert run.wait() == 0, run.text
+    assert 'goes on from its checkpoints' not in run.text
     assert table(run.text)['train iterations'] == 55
     note = assert_each_row_once_of(tmp_path, run)
     assert note['env_step'] == table(run.text)['env steps']

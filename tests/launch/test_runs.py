@@ -1,5 +1,7 @@
 """``ding-store ls``, ``logs`` and ``stop``."""
 
+import time
+
 import pytest
 
 from ding_store import cli
@@ -8,6 +10,7 @@ from ding_store.launch.runs import STOPPED, Logs
 from ding_store.run.ending import FINISH, end_of
 from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
+from ding_store.storage.embedded.private_server import ensure_server, mark_finished, running
 
 
 @pytest.fixture
@@ -79,3 +82,22 @@ def test_stop_ends_a_run_that_can_resume(redis_server, capsys):
         assert cli.main(['stop', *where]) == 2
         assert f'has ended already: {STOPPED}' in capsys.readouterr().err
         store.retire(last=(FINISH,))
+
+
+@pytest.mark.parametrize('command', [['status'], ['stop'], ['join', '--role', 'collector', '--', 'python', 'x.py']])
+def test_run_that_ends_is_not_started_by_a_look(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'x.py').touch()
+    directory = tmp_path / '.ding_store' / 'default'
+    ensure_server(directory)
+    (directory / 'finished').touch()  # as mark_finished does, but this process still holds the server
+    assert running(directory).is_finished
+    assert cli.main(command) == 2
+    assert "run 'default' in " in capsys.readouterr().err
+    mark_finished(directory)
+    deadline = time.monotonic() + 60.0
+    while running(directory) is not None:
+        assert time.monotonic() < deadline
+    assert cli.main(command) == 2
+    error = capsys.readouterr().err
+    assert '. Start it with ding-store run, or wait' in error if command[0] == 'join' else '--store' in error

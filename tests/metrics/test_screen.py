@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ding_store.config import StoreConfig
 from ding_store.launch.status import Look, read_status, to_json
 from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
 from ding_store.run.members import STREAM_OPTIONS, Member
+from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 
 
@@ -103,6 +106,19 @@ def test_status_names_dead_members_with_time_and_reason(store):
     assert 'node 5' not in text
 
 
+def test_screen_hides_members_that_were_started_again(store):
+    Member('first', 'learner', 0, pid=111).report(store, 'failed', 'it crashed')
+    report(store, 'learner')
+    report(store, 'collector', 3, 'failed', 'ValueError: a bad action')
+    status = read_status(store, 0.0)
+    text = ' '.join(shown(status, 150).split())
+    assert 'it crashed' not in text
+    assert f'learner 0 {os.getpid()}' in text
+    assert '1 started again (--all lists them)' in text
+    assert 'collector (node 3) failed' in text
+    assert 'it crashed' in shown(status, 150, everything=True)
+
+
 def test_member_that_reports_no_more_is_silent(store):
     report(store, 'collector', 2)
     for _ in range(30):
@@ -178,6 +194,13 @@ def test_page_lists_each_name_of_the_json(look):
     assert figures - {'figures'} <= set(status['figures'])
     named = members - {'members', 'alive', 'left', 'failed', 'killed', 'silent', '_s'}
     assert named <= set(status['members'][0])
+
+
+@pytest.mark.parametrize(('failed', 'text'), [(False, 'finished: enough'), (True, 'ended: enough')])
+def test_screen_of_an_ended_run_says_if_it_is_done(store, failed, text):
+    session = RunSession(StoreConfig(url='memory://', run='pong'), store=store)
+    session.finish('enough', failed)
+    assert text in shown(read_status(store, 0.0), 150)
 
 
 def test_status_of_an_empty_run_is_shown(store):

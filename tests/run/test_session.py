@@ -270,7 +270,7 @@ def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     logged = threading.Event()
     monkeypatch.setattr(session_module, 'NOTICE_AFTER_S', 0.01 if is_slow else 1e6)
     monkeypatch.setattr(
-        session_module.logging, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None
+        session_module.logger, 'warning', lambda text: logged.set() if 'redis://host:1' in text else None
     )
 
     def connect(*arguments, **options):
@@ -280,6 +280,35 @@ def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
     monkeypatch.setattr(session_module, 'open_store', connect)
     with RunSession(StoreConfig(url='redis://user:secret@host:1')).store:
         pass
+
+
+SLOW = """
+import sys, threading
+from ding_store.config import StoreConfig
+from ding_store.middleware import run_session
+
+class Errors:
+    def write(self, text):
+        sys.stdout.write(text)
+        if 'still connecting' in text:
+            written.set()
+
+    def flush(self):
+        pass
+
+def connect(*arguments, **options):
+    assert written.wait(60)
+
+written, sys.stderr = threading.Event(), Errors()
+run_session.NOTICE_AFTER_S, run_session.open_store = 0.0, connect
+run_session.RunSession(StoreConfig(url='redis://host:1')).store
+print('torch' in sys.modules)
+"""
+
+
+def test_slow_connection_of_a_command_imports_no_torch():
+    done = subprocess.run([sys.executable, '-c', SLOW], stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == ['ding_store: still connecting to redis://host:1', 'False']
 
 
 def test_killed_member_is_not_reporting(store, member):
@@ -378,6 +407,16 @@ def test_wait_for_a_dead_learner_ends_with_its_name(member):
     with pytest.raises(StoreTimeout, match=r'learner \(node 0, pid \d+ on .*is silent and was not started again'):
         collector.wait_for('chunks', lambda timeout_s: time.sleep(0.02), 'learner')
     assert time.monotonic() - begin >= collector.waited_s >= CONFIG.peer_timeout_s
+
+
+def test_wait_names_the_learner_that_was_started_last(store, member):
+    collector = member('collector', 2)
+    first, second = Member('first', 'learner', 0, pid=111), Member('second', 'learner', 0, pid=222)
+    for each in (first, first, first, second):
+        each.report(store)
+    peers = PeerWatch(collector.store, 'learner', 60.0, lambda: collector.member, lambda: False)
+    peers.look()
+    assert 'learner (node 0, pid 222 on' in peers.look()
 
 
 def test_peers_are_not_silent_while_own_reports_fail(member, monkeypatch):
