@@ -51,7 +51,7 @@ def test_save_is_read_into_a_table_of_any_size(tmp_path: Path, size: int, monkey
     again.close()
 
 
-@pytest.mark.parametrize('version', [1, 3, 5])
+@pytest.mark.parametrize('version', [1, 3, 6])
 def test_save_of_another_version_is_refused(tmp_path: Path, version: int) -> None:
     buffer, name = filled(), tmp_path / 'save'
     header = json.dumps({'version': version}).encode()
