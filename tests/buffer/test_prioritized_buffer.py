@@ -14,7 +14,7 @@ from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 from elements import number, transition
 
-from ding_store.buffer import Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
+from ding_store.buffer import MaxHeap, Prioritized, RankPrioritized, StoreBuffer, StoreBufferWrapper, mixed_priority
 from ding_store.errors import ConfigError, PriorityError, SchemaMismatch
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
 
@@ -209,6 +209,20 @@ def test_data_fetcher_delivers_weights_and_updates(collate: str) -> None:
     assert list(generator) == []
     assert len(ctx.train_output) == 1
     assert buffer.sampler.priorities.of(rows).tolist() == pytest.approx(rows.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize('collate', ['batch', 'list'])
+def test_data_fetcher_weighs_rows_of_a_heap_alike(collate: str) -> None:
+    buffer, ctx = StoreBuffer(100, sampler=MaxHeap()), OnlineRLContext()
+    buffer.extend_elements([transition(i) for i in range(20)])
+    generator = data_fetcher(config(), buffer, collate=collate)(ctx)
+    next(generator)
+    weights = ctx.train_data.priority_IS if collate == 'batch' else [each.priority_IS for each in ctx.train_data]
+    assert [float(weight) for weight in weights] == [1.0] * 8
+    # Rows 0 to 7 came, and come again only after all others.
+    ctx.train_output = {'priority': [0.0] * 8}
+    assert list(generator) == []
+    assert buffer.sample_batch(12).rows.tolist() == list(range(8, 20))
 
 
 def test_data_fetcher_refuses_bad_priorities_and_waits() -> None:

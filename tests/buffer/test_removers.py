@@ -135,7 +135,7 @@ def test_reservoir_does_not_move_to_a_path(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize('is_one_by_one', [False, True])
 def test_reservoir_keeps_each_row_with_the_same_chance(is_one_by_one: bool) -> None:
-    num_rows, size, num_runs = 60, 8, 100 if is_one_by_one else 300
+    num_rows, size, num_runs = 60, 8, 100 if is_one_by_one else 200
     counts, num_neighbours, random = np.zeros(num_rows), 0, np.random.RandomState(0)
     for run in range(num_runs):
         buffer = StoreBuffer(size, seed=run, remover='reservoir')

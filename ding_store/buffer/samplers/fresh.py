@@ -93,7 +93,8 @@ class Fresh(Sampler):
         if replace:
             running = np.cumsum(np.exp(logarithms - logarithms.max()))
             places = np.searchsorted(running, self._random.random_sample(size) * running[-1], side='right')
-            return slots[np.minimum(places, len(slots) - 1)]
+            drawn: Array = slots[np.minimum(places, len(slots) - 1)]
+            return drawn
         # The least of independent exponential times, with the weights as their rates, is a draw by weight. The next
         # ones are draws from the rest.
         times = np.log(self._random.standard_exponential(len(slots))) - logarithms

@@ -49,7 +49,8 @@ class HeapMasses(Masses):
         self.order.set(slots, self._sign * priorities, self.index.row_of_slot[slots])
 
     def priorities_at(self, slots: Array, largest: float) -> Array:
-        return np.abs(self.order.keys[slots])
+        priorities: Array = np.abs(self.order.keys[slots])
+        return priorities
 
     def resize(self, capacity: int, source: Array, target: Array) -> None:
         if self.order.capacity != capacity:
