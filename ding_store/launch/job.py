@@ -177,8 +177,12 @@ class Job:
             clear_ended_run(store, self.config)
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.
-            check_roles(store, self.config.launched)
-            self._claim_run(store)
+            lease = self._claim_run(store)
+            try:
+                check_roles(store, self.config.launched)
+            except ConfigError:
+                lease.release()
+                raise
             checkpoints = checkpoints_of(store)
         if checkpoints is not None:
             where = printable(str(checkpoints['path']))

@@ -120,7 +120,8 @@ def claim_part(store: Store, part: str, silent_s: float, what: str, advice: str)
         - ConfigError: Another running process has the part.
     """
     owner = Owner.this_process()
-    lease = Lease(store, f'{_PART}{part}', owner, owner.place, silent_s)
+    # A process that never joins the run, and so renews nothing, has its part while it lives.
+    lease = Lease(store, f'{_PART}{part}', owner, owner.place, silent_s, is_starting=True)
     holder = lease.acquire()
     if holder is not None:
         raise ConfigError(f'two processes {what} of run {store.run!r}: {holder.title}, and {owner.place}. {advice}')
