@@ -553,6 +553,7 @@ def _wait_for_configs() -> None:
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, check_debug, parse_cpu_roles, parse_delays, parse_roles
+    from ding_store.launch.log_lines import line
     from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
@@ -562,7 +563,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     environment = _environment(options)
     config = StoreConfig.from_block({}, environment=environment)
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
-    print_to(sys.stderr, f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
+    print_to(sys.stderr, line(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n'))
     with uses() as used:
         environment = replace(environment, uses=used.path)
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment)

@@ -294,7 +294,8 @@ class Job:
 
     def _role_of(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
         has_gpu = role not in self.cpu_roles
-        return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu)
+        title = f'{role}-{node_id}'
+        return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu, title=title)
 
     # Watching
 

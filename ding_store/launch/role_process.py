@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import List
 
 from ding_store import private_files
+from ding_store.launch.log_lines import log_as
 from ding_store.launch.user_script import UserScript, exit_process
 from ding_store.parent_death import end_with
 
@@ -29,6 +30,7 @@ class Role:
         - num_workers (:obj:`int`): Number of processes of the job.
         - launcher (:obj:`int`): Pid of the process whose end ends this one.
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
+        - title (:obj:`str`): Name of the process in logs, such as ``collector-2``.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -40,6 +42,7 @@ class Role:
     launcher: int
     delay_s: float = 0.0
     has_gpu: bool = True
+    title: str = ''
     is_debugged: bool = False
 
     def enter(self) -> None:
@@ -55,6 +58,7 @@ class Role:
         from ding_store.hook import install
         from ding_store.launch.router import activate, deactivate
 
+        log_as(self.title)
         if self.delay_s:
             time.sleep(self.delay_s)
         if not self.has_gpu:

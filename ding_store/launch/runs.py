@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Tuple
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.launch.job import STOPPED
+from ding_store.launch.log_lines import without_title
 from ding_store.launch.plot import POINTER
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.status import check_known, check_running, has_ended
@@ -134,4 +135,4 @@ class Logs:
 
     @staticmethod
     def _named(path: Path, lines: List[str]) -> Iterator[str]:
-        return (f'{path.stem:<12} | {printable(line)}\n' for line in lines)
+        return (f'{path.stem:<12} | {printable(without_title(line, path.stem))}\n' for line in lines)
