@@ -20,6 +20,7 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
+from ding_store.launch import warn_once
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
@@ -254,6 +255,7 @@ class Job:
         try:
             private_files.directory(str(self.log_dir))
             tempfile.TemporaryFile(dir=self.log_dir).close()
+            (self.log_dir / warn_once.FILE).unlink(missing_ok=True)
         except ConfigError:
             raise
         except OSError as error:
@@ -294,8 +296,18 @@ class Job:
 
     def _role_of(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
         has_gpu = role not in self.cpu_roles
-        title = f'{role}-{node_id}'
-        return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu, title=title)
+        title, warned = f'{role}-{node_id}', str(self.log_dir.absolute() / warn_once.FILE)
+        return Role(
+            self.script,
+            node_id,
+            address,
+            peers,
+            num_workers,
+            os.getpid(),
+            has_gpu=has_gpu,
+            title=title,
+            warnings=warned,
+        )
 
     # Watching
 

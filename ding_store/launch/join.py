@@ -15,7 +15,7 @@ from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
-from ding_store.launch.user_script import UserScript
+from ding_store.launch.user_script import UserScript, quiet_imports
 from ding_store.middleware.claim import claim_role, starting
 from ding_store.middleware.ending import end_of, silence_s
 from ding_store.middleware.members import STREAM, Members, launch
@@ -60,7 +60,8 @@ def join(
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
     write_environment(replace(environment, launched=launch(config.launched), joined=joined))
-    install()
+    with quiet_imports():
+        install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
