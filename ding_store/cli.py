@@ -42,7 +42,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     },
     'clean up': {
         'forget': 'Drop a reader that does not come back.',
-        'gc': "Remove what ended processes left in this host's cache.",
+        'clean': 'Remove what ended runs left: directories, host caches, sockets.',
     },
 }
 
@@ -150,7 +150,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
-    _add_gc(commands)
+    _add_clean(commands, environment)
     commands.add_parser('doctor', add_help=False)
     return parser
 
@@ -208,6 +208,16 @@ def _seconds(text: str) -> float:
     if not 0.0 < seconds < 1e6:
         raise argparse.ArgumentTypeError(f'{text!r} should be a number of seconds above 0')
     return seconds
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0.0 <= days < 1e6:
+        raise argparse.ArgumentTypeError(f'{text!r} should be a number of days of 0 or above')
+    return days
 
 
 def _node_id(text: str) -> int:
@@ -441,19 +451,35 @@ def _add_forget(commands: argparse._SubParsersAction, environment: Environment) 
     parser.set_defaults(call=_forget)
 
 
-def _add_gc(commands: argparse._SubParsersAction) -> None:
+def _add_clean(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
-        'gc',
-        'List and remove the host cache of runs that no living process of this host takes part\n'
-        'in. WARNING: a run that resumes later misses what its ended writers had appended there\n'
-        'and no reader had read.',
-        'ding-store gc --dry-run',
+        'clean',
+        'List and remove what runs left that have ended: their directories in an embedded store,\n'
+        'the host cache of this host, and sockets. A run that has a process is never touched.\n'
+        'WARNING: a run that has not finished misses its unread experience if it resumes later.\n'
+        'Checkpoints, curves and histories stay.',
+        'ding-store clean --older-than 7 --dry-run',
+        usage='ding-store clean [RUN ...] [options]',
+    )
+    parser.add_argument('runs', metavar='RUN', nargs='*', help='names of runs (default: all, and sockets)')
+    parser.add_argument(
+        '--store',
+        metavar='URL',
+        default=environment.url or DEFAULT_URL,
+        help=f'the embedded store whose directories are cleaned (default: {DEFAULT_URL}, or {ENV_URL})',
     )
     parser.add_argument('--dir', metavar='DIR', help='the value of host_cache_dir (default: all places of the cache)')
+    parser.add_argument(
+        '--older-than',
+        metavar='DAYS',
+        type=_days,
+        default=0.0,
+        help='keep what changed later (default: 0)',
+    )
     parser.add_argument('--dry-run', action='store_true', help='only list, remove nothing')
     parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.set_defaults(call=_gc)
+    parser.set_defaults(call=_clean)
 
 
 def _init(options: argparse.Namespace, command: List[str]) -> int:
@@ -463,22 +489,14 @@ def _init(options: argparse.Namespace, command: List[str]) -> int:
     return 0
 
 
-def _gc(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.storage.shared_memory.cache_dir import collect_garbage
+def _clean(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.clean import clean
+    from ding_store.storage.urls import root_of
 
     if options.dir and not os.path.isdir(options.dir):
         raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
-    found = collect_garbage(options.dir, options.dry_run)
-    if options.json:
-        sys.stdout.write(json.dumps([one._asdict() for one in found]) + '\n')
-        return 0
-    num_bytes = 0
-    for one in found:
-        num_bytes += one.num_bytes
-        files = f'{one.num_files} file{"" if one.num_files == 1 else "s"}'
-        sys.stdout.write(f'{one.run}: {files}, {one.num_bytes / 1e6:.2f} MB\n')
-    sys.stdout.write(f'{num_bytes / 1e6:.2f} MB {"would be" if options.dry_run else "were"} freed\n')
-    return 0
+    root, older_than_s = root_of(options.store), 86400.0 * options.older_than
+    return clean(root, options.runs, options.dir, older_than_s, options.dry_run, options.json)
 
 
 def _environment(options: argparse.Namespace, shared: bool = True) -> Environment:

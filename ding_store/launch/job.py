@@ -20,7 +20,7 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
-from ding_store.launch import warn_once
+from ding_store.launch import log_dir, warn_once
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
@@ -177,12 +177,14 @@ class Job:
             # resumed.
             claim_run(store, None, first, silence_s(self.config.heartbeat_s), script, self.config.launched)
         self._make_log_dir()
+        held = log_dir.hold(self.log_dir)
         with signals_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
             finally:
                 self._end_rest()
+                os.close(held)
 
     def _accompany(self, out: Any) -> Result:
         session = RunSession(self.config)

@@ -28,14 +28,14 @@ def list_runs(url: str) -> int:
         raise ConfigError(
             'ls lists the runs of embedded:// only: use `ding-store status --run NAME` for a Redis server'
         )
-    rows = [('RUN', 'STATE', 'LOGS', 'HISTORY'), *(_row_of(path) for path in _runs_in(root))]
+    rows = [('RUN', 'STATE', 'LOGS', 'HISTORY'), *(_row_of(path) for path in runs_in(root))]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         sys.stdout.write(printable('  '.join(f'{cell:<{w}}' for cell, w in zip(row, widths)).rstrip()) + '\n')
     return 0
 
 
-def _runs_in(root: str) -> List[Path]:
+def runs_in(root: str) -> List[Path]:
     return sorted(path for path in Path(root).glob('*') if path.is_dir()) if os.path.isdir(root) else []
 
 

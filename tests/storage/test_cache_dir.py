@@ -290,7 +290,7 @@ time.sleep(600)
 """
 
 
-def test_gc_removes_only_files_of_dead_processes(tmp_path):
+def test_clean_removes_only_files_of_dead_processes(tmp_path):
     holders = {}
     for run in ('dead', 'alive'):
         command = [sys.executable, '-c', _HOLDER, str(tmp_path), run]
@@ -300,20 +300,20 @@ def test_gc_removes_only_files_of_dead_processes(tmp_path):
         holders['dead'].kill()
         holders['dead'].wait(60)
 
-        def gc(*arguments):
-            command = ding_store('gc', '--dir', tmp_path, *arguments)
+        def clean(*arguments):
+            store = f'embedded://{tmp_path}/runs'
+            command = ding_store('clean', 'dead', 'alive', '--store', store, '--dir', tmp_path, *arguments)
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150)
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        (found,) = json.loads(gc('--dry-run', '--json'))
-        assert found['run'] == os.path.dirname(paths['dead'])
+        (found,) = json.loads(clean('--dry-run', '--json'))
+        assert found['path'] == os.path.dirname(paths['dead'])
         assert found['num_bytes'] == (1 << 20) + PAGE
         assert all(map(os.path.exists, paths.values()))
-        assert '1 file, 1.05 MB' in gc()
+        assert '1.05 MB were freed' in clean()
         assert [run for run, path in paths.items() if os.path.exists(path)] == ['alive']
         assert not os.path.exists(os.path.dirname(paths['dead']))
-        assert json.loads(gc('--json')) == []
     finally:
         for holder in holders.values():
             holder.kill()
