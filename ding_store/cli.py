@@ -30,6 +30,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
         'stop': 'End a run so that it can resume.',
+        'eval': 'Play episodes with a saved policy.',
     },
     'look': {
         'ls': 'List the runs of a directory.',
@@ -67,7 +68,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     parser = _parser(read_environment(), *arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        forgot = options.call in (_run, _join) and not command and not unknown[0].startswith('-')
+        forgot = options.call in (_run, _join, _eval) and not command and not unknown[0].startswith('-')
         hint = f'; a command goes after --, as in ding-store {arguments[0]} [options] -- python -u main.py'
         parser.error(f'unrecognized arguments: {shlex.join(unknown)}{hint if forgot else ""}')
     if options.call is None:
@@ -146,6 +147,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_join(commands, environment)
     _add_status(commands, environment)
     _add_runs(commands, environment)
+    _add_eval(commands)
     _add_plot(commands)
     _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
@@ -300,6 +302,36 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
     )
     parser.add_argument('--explain', action='store_true', help='as for run')
     parser.set_defaults(call=_join)
+
+
+def _add_eval(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'eval',
+        'Play episodes with a saved policy, in the environments of the script and with its evaluator.\n'
+        'This prints the return of each episode, their mean and standard deviation. It trains and\n'
+        'saves nothing, and takes no part in a run.',
+        'ding-store eval checkpoints/pong --episodes 20 -- python -u main.py',
+        usage='ding-store eval CHECKPOINT [options] -- python SCRIPT ...',
+    )
+    parser.add_argument(
+        'checkpoint', metavar='CHECKPOINT', help='file, or directory of --checkpoint, whose newest policy is played'
+    )
+    parser.add_argument('--episodes', metavar='N', type=_count, help="number of episodes (default: the config's)")
+    parser.set_defaults(call=_eval)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f'{text!r} should be a whole number above 0')
+    return int(text)
+
+
+def _eval(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.evaluate import evaluate
+    from ding_store.launch.user_script import UserScript
+
+    return evaluate(options.checkpoint, options.episodes, UserScript.parse(command), options.environment)
 
 
 def _add_status(commands: argparse._SubParsersAction, environment: Environment) -> None:

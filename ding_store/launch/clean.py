@@ -28,7 +28,7 @@ STARTING_S = 3600.0
 
 
 class Leftover(NamedTuple):
-    """What a run left that has ended."""
+    """Files of a run that has ended, or what a killed launcher left."""
 
     kind: str  # 'run', 'host cache' or 'sockets'
     path: str
