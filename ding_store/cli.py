@@ -410,7 +410,7 @@ def _add_plot(commands: argparse._SubParsersAction) -> None:
         'runs', metavar='RUN', nargs='+', help='directory with metrics.jsonl, or the name of a run with --roles'
     )
     parser.add_argument(
-        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg or .pdf (default: %(default)s)'
+        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg, .pdf or .html (default: %(default)s)'
     )
     parser.set_defaults(call=_plot)
 
