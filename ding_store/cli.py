@@ -527,7 +527,8 @@ def _clean(options: argparse.Namespace, command: List[str]) -> int:
 
     if options.dir and not os.path.isdir(options.dir):
         raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
-    root, older_than_s = root_of(options.store), 86400.0 * options.older_than
+    # The logs of runs on a Redis server lie where the default store is.
+    root, older_than_s = root_of(options.store) or root_of(DEFAULT_URL) or '', 86400.0 * options.older_than
     return clean(root, options.runs, options.dir, older_than_s, options.dry_run, options.json)
 
 

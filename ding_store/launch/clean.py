@@ -25,6 +25,7 @@ from ding_store.storage.shared_memory.cache_dir import Garbage, collect_garbage
 
 #: Seconds for which a directory of sockets stays, because a process that starts makes it before it listens.
 STARTING_S = 3600.0
+CACHE = 'host cache'
 
 
 class Leftover(NamedTuple):
@@ -39,7 +40,7 @@ class Leftover(NamedTuple):
 
 
 def clean(
-    root: Optional[str],
+    root: str,
     names: Sequence[str],
     cache_dir: Optional[str] = None,
     older_than_s: float = 0.0,
@@ -50,7 +51,7 @@ def clean(
     Overview:
         List what runs left that have ended, and remove it. Nothing of a run that has a process is touched.
     Arguments:
-        - root (:obj:`Optional[str]`): Directory of an embedded store. None: the store is a Redis server.
+        - root (:obj:`str`): Directory of an embedded store. The logs of runs on a Redis server are in ``.ding_store``.
         - names (:obj:`Sequence[str]`): Names of runs. Empty: all runs, and sockets of killed launchers.
         - cache_dir (:obj:`Optional[str]`): The value of ``host_cache_dir``. None: all places of the cache.
         - older_than_s (:obj:`float`): Keep what has changed since so many seconds.
@@ -58,12 +59,13 @@ def clean(
     Raises:
         - ConfigError: There is no run of a given name.
     """
-    found, kept = [], []
+    found: List[Path] = []
+    kept: List[Path] = []
     for directory in _directories(root, names):
         (kept if _lives(directory) else found).append(directory)
     leftovers = [_of_run(directory) for directory in found]
     caches = list(collect_garbage(cache_dir, True, lambda cache: not names or _is_of(cache.run, names)))
-    leftovers += [_of_cache(cache, cache_dir) for cache in caches]
+    leftovers += [_of_cache(cache) for cache in caches]
     leftovers += [] if names else [_of_sockets(path) for path in socket_directories() if _is_abandoned(path)]
     leftovers = [each for each in leftovers if each.age_s >= older_than_s]
     if names and not (leftovers or kept or found):
@@ -73,18 +75,24 @@ def clean(
     else:
         sys.stdout.writelines(printable(line) + '\n' for line in _lines(leftovers, kept))
     sys.stdout.flush()  # if its reader is gone, nothing is removed
-    freed, code = 0, 0
-    for each in leftovers if not dry_run else ():
-        try:
-            each.remove()
-            freed += each.num_bytes
-        except (StoreError, OSError) as error:
-            code = 1
-            sys.stderr.write(f'ding-store: {printable(each.path)} stays: {printable(str(error))}\n')
+    left = [] if dry_run else [each for each in leftovers if not _is_removed(each)]
+    abandoned = {each.path for each in leftovers if each.kind == CACHE}
+    if not dry_run:
+        list(collect_garbage(cache_dir, False, lambda cache: cache.run in abandoned))
     if not as_json:
-        total = sum(each.num_bytes for each in leftovers)
-        sys.stdout.write(f'{size_of(total)} would be freed\n' if dry_run else f'{size_of(freed)} were freed\n')
-    return code
+        freed = sum(each.num_bytes for each in leftovers) - sum(each.num_bytes for each in left)
+        sys.stdout.write(f'{size_of(freed)} {"would be" if dry_run else "were"} freed\n')
+    return int(bool(left))
+
+
+def _is_removed(each: Leftover) -> bool:
+    """Remove a directory. Return False, after a message, if it stays. Caches are removed together."""
+    try:
+        each.remove()
+    except (StoreError, OSError) as error:
+        sys.stderr.write(f'ding-store: {printable(each.path)} stays: {printable(str(error))}\n')
+        return False
+    return True
 
 
 def _lines(leftovers: Sequence[Leftover], kept: Sequence[Path]) -> Iterator[str]:
@@ -102,9 +110,9 @@ def _record(each: Leftover) -> Dict[str, Any]:
 # Directories of runs
 
 
-def _directories(root: Optional[str], names: Sequence[str]) -> List[Path]:
+def _directories(root: str, names: Sequence[str]) -> List[Path]:
     """Return the directories in which a run left files of ours."""
-    return [path for path in runs_in(root or '') if (not names or path.name in names) and _is_run(path)]
+    return [path for path in runs_in(root) if (not names or path.name in names) and _is_run(path)]
 
 
 def _is_run(directory: Path) -> bool:
@@ -149,12 +157,9 @@ def _is_of(cache: str, names: Sequence[str]) -> bool:
     return name in names or name.rpartition('-')[0] in names
 
 
-def _of_cache(cache: Garbage, cache_dir: Optional[str]) -> Leftover:
-    def remove() -> None:
-        list(collect_garbage(cache_dir, False, lambda each: each.run == cache.run))
-
+def _of_cache(cache: Garbage) -> Leftover:
     note = f'{cache.num_files} file{"" if cache.num_files == 1 else "s"}'
-    return Leftover('host cache', cache.run, cache.num_bytes, max(time.time() - cache.changed_s, 0.0), note, remove)
+    return Leftover(CACHE, cache.run, cache.num_bytes, max(time.time() - cache.changed_s, 0.0), note, lambda: None)
 
 
 def _is_abandoned(directory: str) -> bool:

@@ -124,7 +124,8 @@ class _Played:
         module.VectorEvalMonitor = _monitor(module.VectorEvalMonitor)
         evaluates = make(cfg, policy, env, *arguments, **options)
         context = OnlineRLContext()
-        returns = self.returns = []
+        returns: List[float] = []
+        self.returns = returns
         module.VectorEvalMonitor.returns = returns
         evaluates(context)
         env.close()

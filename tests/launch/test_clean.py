@@ -8,6 +8,7 @@ import time
 import pytest
 
 from ding_store import cli
+from ding_store.errors import StoreError
 from ding_store.launch import clean, log_dir
 from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import mark_finished, stop_server
@@ -120,6 +121,23 @@ def test_clean_keeps_sockets_that_may_live(runs, tmp_path, monkeypatch, capsys, 
         monkeypatch.setattr(clean, 'socket_directories', lambda: iter(['dead', 'alive', 'files']))
         assert list(cleaned(capsys)) == (['dead'] if is_old else [])
     assert [os.path.exists(name) for name in ('dead', 'alive', 'files')] == [not is_old, True, True]
+
+
+def test_clean_says_what_stays(runs, monkeypatch, capsys):
+    with open_store(f'embedded://{runs}', run='started'):
+        pass
+    stop_server(runs / 'started')
+    logged(runs, 'ended')
+
+    def refuse(directory):
+        raise StoreError('it is in use')
+
+    monkeypatch.setattr(clean, 'remove_run', refuse)
+    assert cli.main(['clean', '--dir', 'cache']) == 1
+    said = capsys.readouterr()
+    assert said.err == f'ding-store: {runs / "started"} stays: it is in use\n'
+    assert said.out.endswith('400 B were freed\n')
+    assert [path.name for path in runs.iterdir()] == ['started']
 
 
 def test_clean_refuses_a_run_that_is_not_there(runs, capsys):
