@@ -523,13 +523,11 @@ def _init(options: argparse.Namespace, command: List[str]) -> int:
 
 def _clean(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.clean import clean
-    from ding_store.storage.urls import root_of
 
     if options.dir and not os.path.isdir(options.dir):
         raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
-    # The logs of runs on a Redis server lie where the default store is.
-    root, older_than_s = root_of(options.store) or root_of(DEFAULT_URL) or '', 86400.0 * options.older_than
-    return clean(root, options.runs, options.dir, older_than_s, options.dry_run, options.json)
+    older_than_s = 86400.0 * options.older_than
+    return clean(options.store, options.runs, options.dir, older_than_s, options.dry_run, options.json)
 
 
 def _environment(options: argparse.Namespace, shared: bool = True) -> Environment:

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
+from ding_store.config import DEFAULT_URL
 from ding_store.errors import ConfigError, StoreError
 from ding_store.launch import log_dir
 from ding_store.launch.printing import printable
@@ -21,7 +22,8 @@ from ding_store.metrics.screen import duration, size_of
 from ding_store.storage.embedded.client import run_files
 from ding_store.storage.embedded.private_server import remove_run, running
 from ding_store.storage.embedded.supervisor.sockets import socket_directories
-from ding_store.storage.shared_memory.cache_dir import Garbage, collect_garbage
+from ding_store.storage.shared_memory.cache_dir import Garbage, cache_name, collect_garbage
+from ding_store.storage.urls import address_of, directory_of, embedded_url, root_of
 
 #: Seconds for which a directory of sockets stays, because a process that starts makes it before it listens.
 STARTING_S = 3600.0
@@ -40,7 +42,7 @@ class Leftover(NamedTuple):
 
 
 def clean(
-    root: str,
+    url: str,
     names: Sequence[str],
     cache_dir: Optional[str] = None,
     older_than_s: float = 0.0,
@@ -51,7 +53,7 @@ def clean(
     Overview:
         List what runs left that have ended, and remove it. Nothing of a run that has a process is touched.
     Arguments:
-        - root (:obj:`str`): Directory of an embedded store. The logs of runs on a Redis server are in ``.ding_store``.
+        - url (:obj:`str`): The store. The logs of runs on a Redis server are in ``.ding_store``.
         - names (:obj:`Sequence[str]`): Names of runs. Empty: all runs, and sockets of killed launchers.
         - cache_dir (:obj:`Optional[str]`): The value of ``host_cache_dir``. None: all places of the cache.
         - older_than_s (:obj:`float`): Keep what has changed since so many seconds.
@@ -61,10 +63,11 @@ def clean(
     """
     found: List[Path] = []
     kept: List[Path] = []
-    for directory in _directories(root, names):
+    for directory in _directories(root_of(url) or root_of(DEFAULT_URL) or '', names):
         (kept if _lives(directory) else found).append(directory)
     leftovers = [_of_run(directory) for directory in found]
-    caches = list(collect_garbage(cache_dir, True, lambda cache: not names or _is_of(cache.run, names)))
+    ours = {_cache_of(url, name) for name in names}
+    caches = list(collect_garbage(cache_dir, True, lambda cache: not names or os.path.basename(cache.run) in ours))
     leftovers += [_of_cache(cache) for cache in caches]
     leftovers += [] if names else [_of_sockets(path) for path in socket_directories() if _is_abandoned(path)]
     leftovers = [each for each in leftovers if each.age_s >= older_than_s]
@@ -151,10 +154,9 @@ def _go(directory: Path) -> None:
 # Host caches and sockets
 
 
-def _is_of(cache: str, names: Sequence[str]) -> bool:
-    """Return True if the cache is one of a run of these names. It may have a suffix for the store."""
-    name = os.path.basename(cache)
-    return name in names or name.rpartition('-')[0] in names
+def _cache_of(url: str, run: str) -> str:
+    directory = directory_of(url, run)
+    return cache_name(run, address_of(url) if directory is None else embedded_url(directory))
 
 
 def _of_cache(cache: Garbage) -> Leftover:

@@ -12,7 +12,7 @@ from ding_store.errors import StoreError
 from ding_store.launch import clean, log_dir
 from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import mark_finished, stop_server
-from ding_store.storage.shared_memory.cache_dir import open_cache_dir
+from ding_store.storage.shared_memory.cache_dir import cache_name, open_cache_dir
 
 OLD_S = time.time() - 10 * 86400
 
@@ -90,9 +90,13 @@ def test_clean_keeps_files_that_are_not_ours(runs, capsys):
 def test_clean_of_names_leaves_other_runs_and_caches(runs, tmp_path, capsys):
     for name in ('one', 'two'):
         logged(runs, name)
-        open_cache_dir(f'{name}-1a2b3c4d', str(tmp_path / 'cache')).create_ring(4096, {}).close()
-    assert sorted(cleaned(capsys, 'one')) == ['one', 'one-1a2b3c4d']
-    assert sorted(cleaned(capsys)) == ['two', 'two-1a2b3c4d']
+        for url in (f'embedded://{runs / name}', f'embedded:///elsewhere/{name}'):
+            open_cache_dir(cache_name(name, url), str(tmp_path / 'cache')).create_ring(4096, {}).close()
+    here = cache_name('one', f'embedded://{runs}/one')
+    assert sorted(cleaned(capsys, 'one')) == ['one', here]
+    rest = cleaned(capsys)
+    assert here not in rest
+    assert len(rest) == 4  # another store's cache of this name, and all of the other run
 
 
 def test_clean_keeps_what_changed_lately(runs, capsys):

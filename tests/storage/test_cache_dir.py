@@ -18,7 +18,7 @@ from jobs import ding_store, environment
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
 from ding_store.storage import Reader, open_store
 from ding_store.storage.shared_memory import cache_root
-from ding_store.storage.shared_memory.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.shared_memory.cache_dir import cache_name, collect_garbage, open_cache_dir
 from ding_store.storage.shared_memory.mapped_files import PAGE, is_claimed
 from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -290,10 +290,14 @@ time.sleep(600)
 """
 
 
+#: Of the runs whose caches are cleaned.
+URL = 'redis://localhost:1'
+
+
 def test_clean_removes_only_files_of_dead_processes(tmp_path):
     holders = {}
     for run in ('dead', 'alive'):
-        command = [sys.executable, '-c', _HOLDER, str(tmp_path), run]
+        command = [sys.executable, '-c', _HOLDER, str(tmp_path), cache_name(run, URL)]
         holders[run] = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         paths = {run: holder.stdout.readline().strip() for run, holder in holders.items()}
@@ -301,8 +305,7 @@ def test_clean_removes_only_files_of_dead_processes(tmp_path):
         holders['dead'].wait(60)
 
         def clean(*arguments):
-            store = f'embedded://{tmp_path}/runs'
-            command = ding_store('clean', 'dead', 'alive', '--store', store, '--dir', tmp_path, *arguments)
+            command = ding_store('clean', 'dead', 'alive', '--store', URL, '--dir', tmp_path, *arguments)
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150)
             assert done.returncode == 0, done.stderr
             return done.stdout

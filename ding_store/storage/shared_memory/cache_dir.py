@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import uuid
+import zlib
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
@@ -292,6 +293,11 @@ class CacheDir:
             yield
         finally:
             held.close()
+
+
+def cache_name(run: str, address: str) -> str:
+    """Return the name of a run's cache. Different servers may have runs of the same name."""
+    return f'{run}-{zlib.crc32(address.encode()):08x}'
 
 
 def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
