@@ -30,6 +30,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
         'stop': 'End a run so that it can resume.',
+        'eval': 'Play episodes with a saved policy.',
     },
     'look': {
         'ls': 'List the runs of a directory.',
@@ -42,7 +43,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     },
     'clean up': {
         'forget': 'Drop a reader that does not come back.',
-        'gc': "Remove what ended processes left in this host's cache.",
+        'clean': 'Remove what ended runs left: directories, host caches, sockets.',
     },
 }
 
@@ -67,7 +68,7 @@ def _main(argv: Optional[Sequence[str]]) -> int:
     parser = _parser(read_environment(), *arguments[:1])
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
-        forgot = options.call in (_run, _join) and not command and not unknown[0].startswith('-')
+        forgot = options.call in (_run, _join, _eval) and not command and not unknown[0].startswith('-')
         hint = f'; a command goes after --, as in ding-store {arguments[0]} [options] -- python -u main.py'
         parser.error(f'unrecognized arguments: {shlex.join(unknown)}{hint if forgot else ""}')
     if options.call is None:
@@ -146,11 +147,12 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_join(commands, environment)
     _add_status(commands, environment)
     _add_runs(commands, environment)
+    _add_eval(commands)
     _add_plot(commands)
     _add_metrics(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
-    _add_gc(commands)
+    _add_clean(commands, environment)
     commands.add_parser('doctor', add_help=False)
     return parser
 
@@ -208,6 +210,16 @@ def _seconds(text: str) -> float:
     if not 0.0 < seconds < 1e6:
         raise argparse.ArgumentTypeError(f'{text!r} should be a number of seconds above 0')
     return seconds
+
+
+def _days(text: str) -> float:
+    try:
+        days = float(text)
+    except ValueError:
+        days = -1.0
+    if not 0.0 <= days < 1e6:
+        raise argparse.ArgumentTypeError(f'{text!r} should be a number of days of 0 or above')
+    return days
 
 
 def _node_id(text: str) -> int:
@@ -292,6 +304,36 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
     parser.set_defaults(call=_join)
 
 
+def _add_eval(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'eval',
+        'Play episodes with a saved policy, in the environments of the script and with its evaluator.\n'
+        'This prints the return of each episode, their mean and standard deviation. It trains and\n'
+        'saves nothing, and takes no part in a run.',
+        'ding-store eval checkpoints/pong --episodes 20 -- python -u main.py',
+        usage='ding-store eval CHECKPOINT [options] -- python SCRIPT ...',
+    )
+    parser.add_argument(
+        'checkpoint', metavar='CHECKPOINT', help='file, or directory of --checkpoint, whose newest policy is played'
+    )
+    parser.add_argument('--episodes', metavar='N', type=_count, help="number of episodes (default: the config's)")
+    parser.set_defaults(call=_eval)
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f'{text!r} should be a whole number above 0')
+    return int(text)
+
+
+def _eval(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.evaluate import evaluate
+    from ding_store.launch.user_script import UserScript
+
+    return evaluate(options.checkpoint, options.episodes, UserScript.parse(command), options.environment)
+
+
 def _add_status(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
@@ -368,7 +410,7 @@ def _add_plot(commands: argparse._SubParsersAction) -> None:
         'runs', metavar='RUN', nargs='+', help='directory with metrics.jsonl, or the name of a run with --roles'
     )
     parser.add_argument(
-        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg or .pdf (default: %(default)s)'
+        '--figure', metavar='FILE', default='metrics.png', help='.png, .svg, .pdf or .html (default: %(default)s)'
     )
     parser.set_defaults(call=_plot)
 
@@ -441,19 +483,35 @@ def _add_forget(commands: argparse._SubParsersAction, environment: Environment) 
     parser.set_defaults(call=_forget)
 
 
-def _add_gc(commands: argparse._SubParsersAction) -> None:
+def _add_clean(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
-        'gc',
-        'List and remove the host cache of runs that no living process of this host takes part\n'
-        'in. WARNING: a run that resumes later misses what its ended writers had appended there\n'
-        'and no reader had read.',
-        'ding-store gc --dry-run',
+        'clean',
+        'List and remove what runs left that have ended: their directories in an embedded store,\n'
+        'the host cache of this host, and sockets. A run that has a process is never touched.\n'
+        'WARNING: a run that has not finished misses its unread experience if it resumes later.\n'
+        'Checkpoints, curves and histories stay.',
+        'ding-store clean --older-than 7 --dry-run',
+        usage='ding-store clean [RUN ...] [options]',
+    )
+    parser.add_argument('runs', metavar='RUN', nargs='*', help='names of runs (default: all, and sockets)')
+    parser.add_argument(
+        '--store',
+        metavar='URL',
+        default=environment.url or DEFAULT_URL,
+        help=f'the embedded store whose directories are cleaned (default: {DEFAULT_URL}, or {ENV_URL})',
     )
     parser.add_argument('--dir', metavar='DIR', help='the value of host_cache_dir (default: all places of the cache)')
+    parser.add_argument(
+        '--older-than',
+        metavar='DAYS',
+        type=_days,
+        default=0.0,
+        help='keep what changed later (default: 0)',
+    )
     parser.add_argument('--dry-run', action='store_true', help='only list, remove nothing')
     parser.add_argument('--json', action='store_true', help='print JSON')
-    parser.set_defaults(call=_gc)
+    parser.set_defaults(call=_clean)
 
 
 def _init(options: argparse.Namespace, command: List[str]) -> int:
@@ -463,22 +521,13 @@ def _init(options: argparse.Namespace, command: List[str]) -> int:
     return 0
 
 
-def _gc(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.storage.shared_memory.cache_dir import collect_garbage
+def _clean(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.clean import clean
 
     if options.dir and not os.path.isdir(options.dir):
         raise ConfigError(f'--dir {options.dir!r}: there is no such directory')
-    found = collect_garbage(options.dir, options.dry_run)
-    if options.json:
-        sys.stdout.write(json.dumps([one._asdict() for one in found]) + '\n')
-        return 0
-    num_bytes = 0
-    for one in found:
-        num_bytes += one.num_bytes
-        files = f'{one.num_files} file{"" if one.num_files == 1 else "s"}'
-        sys.stdout.write(f'{one.run}: {files}, {one.num_bytes / 1e6:.2f} MB\n')
-    sys.stdout.write(f'{num_bytes / 1e6:.2f} MB {"would be" if options.dry_run else "were"} freed\n')
-    return 0
+    older_than_s = 86400.0 * options.older_than
+    return clean(options.store, options.runs, options.dir, older_than_s, options.dry_run, options.json)
 
 
 def _environment(options: argparse.Namespace, shared: bool = True) -> Environment:
@@ -553,6 +602,7 @@ def _wait_for_configs() -> None:
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, check_debug, parse_cpu_roles, parse_delays, parse_roles
+    from ding_store.launch.log_lines import line
     from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
@@ -564,8 +614,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     logs = Path(options.logs or os.path.join('.ding_store', str(config.run), 'logs'))
     print_to(
         sys.stderr,
-        f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n'
-        'starting: the first figures follow when torch and DI-engine are imported\n',
+        line(f'run {config.run!r}: {options.roles} of {shlex.join(command)}; logs in {logs}\n')
+        + line('starting: the first figures follow when torch and DI-engine are imported\n'),
     )
     with uses() as used:
         environment = replace(environment, uses=used.path)

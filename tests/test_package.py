@@ -307,6 +307,7 @@ READ_ENVIRONMENT: Dict[str, str] = {
 WRITE_ENVIRONMENT: Dict[str, str] = {
     'cli.py': 'run: the command that the user gave',
     'launch/job.py': 'run --roles: the roles',
+    'launch/evaluate.py': 'eval: the script, in this process',
     'launch/join.py': 'join: the script, in this process',
 }
 

@@ -335,5 +335,5 @@ def test_tour_table_names_six_things_that_exist():
 
 @pytest.mark.parametrize('word', ['ding_store/cly.py', 'GROUP', '_add_nothing'])
 def test_tour_table_with_a_wrong_name_is_found(word):
-    assert wrong_words(['a command', '`ding_store/cli.py` `GROUPS` `_add_gc`']) == []
+    assert wrong_words(['a command', '`ding_store/cli.py` `GROUPS` `_add_clean`']) == []
     assert wrong_words(['a command', f'`ding_store/cli.py` `{word}`']) == [word]

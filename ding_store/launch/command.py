@@ -13,6 +13,7 @@ import time
 from typing import Iterator, List, Sequence, Tuple
 
 from ding_store.errors import ConfigError
+from ding_store.launch.log_lines import line
 from ding_store.parent_death import end_with
 from ding_store.run.last_checkpoint import SAVE_S, is_saving
 
@@ -47,14 +48,14 @@ def run_command(command: Sequence[str], leave_s: float = LEAVE_S) -> int:
         received = signal.sigtimedwait([*handled, signal.SIGCHLD], 0.2 if patience.was_signalled else 3600.0)
         if received is not None and received.si_signo != signal.SIGCHLD:
             if not patience.was_signalled:
-                sys.stderr.write('ding-store: interrupted: ending the command (interrupt again to kill it)\n')
+                sys.stderr.write(line('interrupted: ending the command (interrupt again to kill it)\n'))
                 if received.si_pid:  # a signal from a terminal has reached the command already
                     child.send_signal(received.si_signo)
             patience.tell()
         if patience.has_ended():
             left = _kill_all()
             if left:
-                sys.stderr.write(f'ding-store: cannot be killed, and left alone: processes {left}\n')
+                sys.stderr.write(line(f'cannot be killed, and left alone: processes {left}\n'))
                 return 128 + signal.SIGKILL
             child.wait()
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
@@ -78,7 +79,7 @@ class _Patience:
         now = time.monotonic()
         if self.was_signalled and now < self._saving_ends and any(map(is_saving, _descendants())):
             if not self._is_saving:
-                sys.stderr.write('ding-store: waiting for the last checkpoint, which is still being written\n')
+                sys.stderr.write(line('waiting for the last checkpoint, which is still being written\n'))
             self._is_saving, self._ends = True, now + self._leave_s
         return now >= self._ends
 

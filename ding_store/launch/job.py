@@ -20,6 +20,7 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
+from ding_store.launch import log_dir, warn_once
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
@@ -188,12 +189,14 @@ class Job:
             where = printable(str(checkpoints['path']))
             print_to(out, f'run {self.config.run!r} goes on from its checkpoints in {where}\n')
         self._make_log_dir()
+        held = log_dir.hold(self.log_dir)
         with signals_as_interrupt():
             try:
                 self.start()
                 return self._accompany(out)
             finally:
                 self._end_rest()
+                os.close(held)
 
     def _claim_run(self, store: Store) -> Lease:
         silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
@@ -288,6 +291,7 @@ class Job:
         try:
             private_files.directory(str(self.log_dir))
             tempfile.TemporaryFile(dir=self.log_dir).close()
+            (self.log_dir / warn_once.FILE).unlink(missing_ok=True)
         except ConfigError:
             raise
         except OSError as error:
@@ -328,7 +332,18 @@ class Job:
 
     def _role_of(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
         has_gpu = role not in self.cpu_roles
-        return Role(self.script, node_id, address, peers, num_workers, os.getpid(), has_gpu=has_gpu)
+        title, warned = f'{role}-{node_id}', str(self.log_dir.absolute() / warn_once.FILE)
+        return Role(
+            self.script,
+            node_id,
+            address,
+            peers,
+            num_workers,
+            os.getpid(),
+            has_gpu=has_gpu,
+            title=title,
+            warnings=warned,
+        )
 
     # Watching
 

@@ -11,6 +11,7 @@ from ding_store.config import StoreConfig
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import ConfigError
 from ding_store.hook import install
+from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
 from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
@@ -53,7 +54,9 @@ def join(
         if node_id is None:
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
-    print_to(sys.stderr, f'joining run {config.run!r} as {role}, node {node_id}\n')
+    title = f'{role}-{node_id}'
+    log_as(title)
+    print_to(sys.stderr, line(f'joining run {config.run!r} as {role}, node {node_id}\n', title))
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
     write_environment(replace(environment, launched=launch(config.launched), joined=joined))
@@ -89,5 +92,5 @@ def living(store: Store, config: StoreConfig) -> StreamInfo:
             )
         if not has_reported:
             has_reported = True
-            print_to(sys.stderr, f'run {config.run!r} has {launcher}: waiting for its first process\n')
+            print_to(sys.stderr, line(f'run {config.run!r} has {launcher}: waiting for its first process\n'))
         members.wait(SLICE_S)

@@ -11,7 +11,7 @@ from ding_store.metrics.history import FILE, read_history
 
 #: File beside a run's logs that has the path of its history.
 POINTER = 'history'
-FORMATS = ('.png', '.svg', '.pdf')
+FORMATS = ('.png', '.svg', '.pdf', '.html')
 
 
 def plot(runs: Sequence[str], figure: str) -> int:

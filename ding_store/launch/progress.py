@@ -8,6 +8,7 @@ import time
 from typing import Any, Sequence, Tuple
 
 from ding_store.errors import StoreError
+from ding_store.launch.log_lines import line
 from ding_store.launch.printing import print_to, printable
 from ding_store.metrics.figures import Figures
 from ding_store.run.members import Members
@@ -50,7 +51,7 @@ class Display:
         if now >= self._next:
             self._next = now + self._every_s
             text = printable(f'[{now - self._begin:5.0f} s] {self._line()}')
-            print_to(self._out, f'\r{text}\x1b[K' if self._tty else f'{text}\n')
+            print_to(self._out, f'\r{text}\x1b[K' if self._tty else f'{line(text)}\n')
 
     def _line(self) -> str:
         try:
@@ -60,7 +61,7 @@ class Display:
             return f'the store does not answer: {error}'
 
     def say(self, text: str) -> None:
-        text = printable(text)
+        text = line(printable(text))
         print_to(self._out, f'\r\x1b[K{text}\n' if self._tty else f'{text}\n')
 
 

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import List
 
 from ding_store import private_files
-from ding_store.launch.user_script import UserScript, exit_process
+from ding_store.launch.log_lines import log_as
+from ding_store.launch.user_script import UserScript, exit_process, quiet_imports
+from ding_store.launch.warn_once import warn_once
 from ding_store.parent_death import end_with
 
 
@@ -29,6 +31,8 @@ class Role:
         - num_workers (:obj:`int`): Number of processes of the job.
         - launcher (:obj:`int`): Pid of the process whose end ends this one.
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
+        - title (:obj:`str`): Name of the process in logs, such as ``collector-2``.
+        - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -40,6 +44,8 @@ class Role:
     launcher: int
     delay_s: float = 0.0
     has_gpu: bool = True
+    title: str = ''
+    warnings: str = ''
     is_debugged: bool = False
 
     def enter(self) -> None:
@@ -55,13 +61,16 @@ class Role:
         from ding_store.hook import install
         from ding_store.launch.router import activate, deactivate
 
+        log_as(self.title)
+        warn_once(self.warnings)
         if self.delay_s:
             time.sleep(self.delay_s)
         if not self.has_gpu:
             # CUDA reads this at its first use, which has not been yet. Policies are then on the CPU, whatever their
             # config's cuda says, because they check whether torch has a GPU.
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
-        install()
+        with quiet_imports():
+            install()
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()

@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Tuple
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.launch.job import STOPPED
+from ding_store.launch.log_lines import without_title
 from ding_store.launch.plot import POINTER
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.status import check_known, check_running, has_ended
@@ -27,14 +28,14 @@ def list_runs(url: str) -> int:
         raise ConfigError(
             'ls lists the runs of embedded:// only: use `ding-store status --run NAME` for a Redis server'
         )
-    rows = [('RUN', 'STATE', 'LOGS', 'HISTORY'), *(_row_of(path) for path in _runs_in(root))]
+    rows = [('RUN', 'STATE', 'LOGS', 'HISTORY'), *(_row_of(path) for path in runs_in(root))]
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         sys.stdout.write(printable('  '.join(f'{cell:<{w}}' for cell, w in zip(row, widths)).rstrip()) + '\n')
     return 0
 
 
-def _runs_in(root: str) -> List[Path]:
+def runs_in(root: str) -> List[Path]:
     return sorted(path for path in Path(root).glob('*') if path.is_dir()) if os.path.isdir(root) else []
 
 
@@ -134,4 +135,4 @@ class Logs:
 
     @staticmethod
     def _named(path: Path, lines: List[str]) -> Iterator[str]:
-        return (f'{path.stem:<12} | {printable(line)}\n' for line in lines)
+        return (f'{path.stem:<12} | {printable(without_title(line, path.stem))}\n' for line in lines)

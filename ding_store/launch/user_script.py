@@ -206,9 +206,7 @@ def import_di_engine() -> None:
 
 
 def _import_all() -> None:
-    # The warnings of these imports (gym's age, optional packages) are nothing that a user can act on here.
-    with _silent_stderr(), warnings.catch_warnings():
-        warnings.simplefilter('ignore')
+    with quiet_imports():
         import ding.config  # noqa: F401
         import ding.data  # noqa: F401
         import ding.envs  # noqa: F401
@@ -231,6 +229,14 @@ def _load_loops() -> None:
 
     load_kernels()
     load_for(LOADING_BYTES)
+
+
+@contextlib.contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Hide the warnings of DI-engine's imports (gym's age, optional packages): a user cannot act on them here."""
+    with _silent_stderr(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        yield
 
 
 @contextlib.contextmanager

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ding_store.errors import StoreError
-from ding_store.metrics.figures import LEARNER_PARTS
+from ding_store.metrics.figures import APPEND_BUCKETS_S, LEARNER_PARTS
 
 #: Most series that one name gets from a run, so that a garbled report cannot fill Prometheus.
 MAX_SERIES = 1000
@@ -80,7 +81,7 @@ class RunCollector(Collector):
         steps: Samples = {}
         reports: Samples = {}
         states: Samples = {}
-        appends, seconds = 0, 0.0
+        appends, seconds = [0] * (len(APPEND_BUCKETS_S) + 1), 0.0
         for member in members:
             figures, key = member['figures'], (member['role'], str(member['node_id']))
             states[member['role'], member['state']] = states.get((member['role'], member['state']), 0.0) + 1.0
@@ -88,14 +89,16 @@ class RunCollector(Collector):
                 reports[key] = max(figures['at_s'], reports.get(key, 0.0))
             if member['role'] == 'collector':
                 steps[key] = steps.get(key, 0.0) + figures.get('env_step', 0)
-                appends, seconds = appends + figures.get('chunks', 0), seconds + figures.get('append_s', 0.0)
+                appends = [count + figures.get(f'append_bucket_{i}', 0) for i, count in enumerate(appends)]
+                seconds += figures.get('append_s', 0.0)
         yield self._counter('env_steps', 'Environment steps of each collector.', steps, 'role', 'node')
         yield self._gauge('members', 'Processes by role and state.', states, 'role', 'state')
         text = 'Seconds since 1970 at the last report of a process that runs, by its own clock.'
         yield self._gauge('last_report_timestamp_seconds', text, reports, 'role', 'node')
         text = 'Seconds that collectors took to append a chunk, with waits for room in the stream.'
-        family = SummaryMetricFamily('ding_store_append_seconds', text, labels=['run'])
-        family.add_metric([self._run], count_value=appends, sum_value=seconds)
+        family = HistogramMetricFamily('ding_store_append_seconds', text, labels=['run'])
+        bounds = [*map(str, APPEND_BUCKETS_S), '+Inf']
+        family.add_metric([self._run], buckets=list(zip(bounds, itertools.accumulate(appends))), sum_value=seconds)
         yield family
 
     def _of_streams(self, status: Status) -> Iterator[Metric]:

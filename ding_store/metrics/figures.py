@@ -9,6 +9,9 @@ from typing import Any, Dict, Optional, Protocol, Sequence
 #: spends the rest of its time on its environments. ``append`` includes waits for room in the stream.
 LEARNER_PARTS = ('wait_experience', 'ingest', 'sample', 'train', 'publish')
 COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append')
+#: Bounds in seconds of the buckets in which collectors count how long they took to append a chunk. Longer ones are
+#: counted in one more bucket. Bucket i is reported as ``append_bucket_<i>``.
+APPEND_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 
 
 class Report(Protocol):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import os
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
@@ -11,6 +13,15 @@ from matplotlib.figure import Figure
 from ding_store.metrics.record import Record
 
 COLORS = ('#1f6f8b', '#c77d3a', '#4c8c4a', '#8d5a97', '#b3261e', '#7a6a53', '#3d4f9f', '#c2a83e')
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>{title}</title><style>svg {{ width: 100%; height: auto }}</style></head>
+<body>
+{svg}</body>
+</html>
+"""
 
 
 class Panel(NamedTuple):
@@ -36,7 +47,7 @@ PANELS = (
 def draw(runs: Dict[str, List[Record]], path: str) -> None:
     """
     Overview:
-        Write the figure of some runs to a file. The file's suffix chooses the format: .png, .svg or .pdf.
+        Write the figure of some runs to a file. The file's suffix chooses the format: .png, .svg, .pdf or .html.
     Arguments:
         - runs (:obj:`Dict[str, list]`): Name of a run -> its records, see ``read_history``.
     """
@@ -51,7 +62,19 @@ def draw(runs: Dict[str, List[Record]], path: str) -> None:
     axes[-1][1].set_xlabel('minutes since the first record')
     handles = [axes[0][0].plot([], [], color=COLORS[i % len(COLORS)])[0] for i in range(len(runs))]
     figure.legend(handles, list(runs), loc='outside upper center', ncols=min(4, len(runs)), frameon=False)
-    figure.savefig(path, dpi=110)
+    if path.endswith('.html'):
+        _write_page(figure, ', '.join(runs), path)
+    else:
+        figure.savefig(path, dpi=110)
+
+
+def _write_page(figure: Figure, title: str, path: str) -> None:
+    """Write a web page that needs no other file."""
+    drawn = io.StringIO()
+    figure.savefig(drawn, format='svg')
+    svg = drawn.getvalue()
+    with open(path, 'w', encoding='utf-8') as page:
+        page.write(PAGE.format(title=html.escape(title), svg=svg[svg.index('<svg') :]))
 
 
 def _draw_run(ax: Axes, panel: Panel, records: Sequence[Record], is_time: bool, color: str) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
 import random
 import time
-from typing import TYPE_CHECKING, Any, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import AppendUnsettled, ServerFull
+from ding_store.metrics.figures import APPEND_BUCKETS_S
 from ding_store.middleware.backpressure import PROGRESS, Backpressure, progress_of
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
@@ -66,6 +68,7 @@ class CollectorExchanger(Exchanger):
         session.figures(ordinal=self._ordinal)
         self._backpressure = Backpressure(session.store, session.config.max_lead)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
+        self._append_buckets: Dict[str, int] = {}
         # All collectors run one script with one seed, so they would collect the same experience. All but the first
         # shift that seed by their ordinal.
         self._seed_shift = SEED_STEP * self._ordinal
@@ -125,7 +128,7 @@ class CollectorExchanger(Exchanger):
             self._num_rows += len(elements)
             self._num_chunks += 1
             counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
-            self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts)
+            self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts, **self._append_buckets)
         if self._seed_shift and not self._has_collected:
             # Envs seed numpy when they launch. Collectors that are not DI-engine's did that with the script's seed.
             self._seed_numpy()
@@ -134,6 +137,7 @@ class CollectorExchanger(Exchanger):
     def _append(self, elements: List[Any], header: dict) -> bool:
         """Append a chunk, waiting for room. Return False if the run ended before it was appended."""
         fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
+        began_s = time.monotonic()
         # The wait for a full stream is here and not in the store, where it could not end on task.finish.
         entry_id = self._session.wait_for(
             'room in the experience stream (is the learner running?)',
@@ -143,6 +147,8 @@ class CollectorExchanger(Exchanger):
         )
         if entry_id is not None:
             self._backpressure.appended(entry_id)
+            bucket = f'append_bucket_{bisect.bisect_left(APPEND_BUCKETS_S, time.monotonic() - began_s)}'
+            self._append_buckets[bucket] = self._append_buckets.get(bucket, 0) + 1
         return entry_id is not None
 
     def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:

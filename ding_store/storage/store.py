@@ -7,7 +7,6 @@ import operator
 import os
 import threading
 import time
-import zlib
 from dataclasses import replace
 from types import TracebackType
 from typing import Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Type
@@ -29,7 +28,7 @@ from ding_store.storage.client import LEAVE_S, Client
 from ding_store.storage.encoding.framing import INLINE_BYTES, encode_pieces
 from ding_store.storage.options import HostOptions, StoreOptions, check_name
 from ding_store.storage.protocol import Decided, Server, conflict
-from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, open_cache_dir
+from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, cache_name, open_cache_dir
 from ding_store.storage.shared_memory.host_streams import HostStreams
 from ding_store.storage.shared_memory.shared_values import HostValues
 
@@ -94,8 +93,7 @@ class Store:
         self.client = client = Client(self.run, self._open_server, self._stream_options)
         if connect:
             client.server.connect()
-        # Different servers may have runs of the same name.
-        self._cache = _opened(f'{self.run}-{zlib.crc32(self.address.encode()):08x}', self._host_options)
+        self._cache = _opened(cache_name(self.run, self.address), self._host_options)
         self._streams = HostStreams(client, self._cache, self._host_options.host_checksum)
         self._values = HostValues(client, self._cache, _VALUE_PATIENCE_S)
         self._decisions: Dict[str, _Decision] = {}

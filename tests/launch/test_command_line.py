@@ -157,7 +157,7 @@ def test_memory_store_across_processes_is_refused(tmp_path, command):
         (['run', '--roles', 'learner=1,collector=\u00b2', '--', 'python', '-m', 'json'], 'should read like'),
         ([*ROLES, '--logs', 'file/logs', '--', 'python', '-m', 'json'], "'file/logs' (Not a directory)"),
         ([*JOIN, '--node-id=-3', '--', 'python', '-m', 'json'], "'-3' should be a whole number"),
-        (['gc', '--dir', 'nowhere'], "--dir 'nowhere': there is no such directory"),
+        (['clean', '--dir', 'nowhere'], "--dir 'nowhere': there is no such directory"),
     ],
 )
 def test_options_that_are_wrong_are_refused_before_the_start(tmp_path, arguments, fix):
@@ -217,7 +217,7 @@ def test_closed_pipe_ends_status_but_not_a_run(tmp_path):
 
     assert ended('run', '--json', figures, *ROLES[1:], '--', 'python', script) == 1
     assert 'failed with exit code 1' in figures.read_text()
-    assert ended('gc', '--dry-run') == 128 + signal.SIGPIPE
+    assert ended('clean', '--dry-run') == 128 + signal.SIGPIPE
 
 
 HOSTILE = [

@@ -84,6 +84,11 @@ def test_cartpole_converges_and_its_counts_agree(tmp_path):
     updates = 5 * (rows['env steps'] - 56) / 8
     assert 0.95 * updates <= rows['train iterations'] <= updates
     assert 'finished: evaluator: mean return' in run.text
+    # All lines of the loggers have one format, those of DI-engine's too.
+    log = Path(tmp_path, '.ding_store/r/logs/learner-0.log').read_text()
+    for text in ('ding_store: ', 'Stopping parallel worker'):
+        assert re.search(rf'^\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d learner-0: {text}', log, re.M), log
+    assert 'INFO' not in log
 
 
 @pytest.mark.parametrize(
@@ -250,8 +255,8 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--fail', 0)), tmp_path) as run:
         assert run.wait() == 1, run.text
     assert 'cannot go on without its learner' in run.text
-    assert '\nfailed: learner (node 0' in run.text
-    assert '\nfinished' not in run.text
+    assert ' launcher: failed: learner (node 0' in run.text
+    assert 'launcher: finished' not in run.text
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 50)), tmp_path) as run:
         assert run.wait() == 0, run.text

@@ -12,13 +12,16 @@ from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import ensure_server, mark_finished, running
 
+#: A line of the learner's log, without the name that the column has already.
+THREE = 'learner-0    | 2026-01-31 14:05:09 WARNING three'
+
 
 @pytest.fixture
 def logs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = tmp_path / '.ding_store' / 'pong' / 'logs'
     found.mkdir(parents=True)
-    (found / 'learner-0.log').write_text('one\ntwo\nthree\n')
+    (found / 'learner-0.log').write_text('one\ntwo\n2026-01-31 14:05:09 learner-0: WARNING three\n')
     (found / 'collector-2.log').write_text('red\n\x1b[31mbad\nhalf a li')
     return found
 
@@ -26,9 +29,9 @@ def logs(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ('arguments', 'lines'),
     [
-        (['learner'], ['learner-0    | one', 'learner-0    | two', 'learner-0    | three']),
-        (['learner', '-n', '1'], ['learner-0    | three']),
-        (['-n', '1'], ['collector-2  | \\x1b[31mbad', 'learner-0    | three']),
+        (['learner'], ['learner-0    | one', 'learner-0    | two', THREE]),
+        (['learner', '-n', '1'], [THREE]),
+        (['-n', '1'], ['collector-2  | \\x1b[31mbad', THREE]),
         (['collector-2', '-f', '-n', '0'], []),
     ],
 )

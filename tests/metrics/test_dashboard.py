@@ -56,7 +56,7 @@ class Run:
         seconds = {f'{part}_s': 1.0 * n for part in parts}
         overhead = dict(checkpoint_overhead=0.02, policy_versions={'main': n})
         self.report('learner', 0, **learner, **replay, **seconds, **overhead)
-        waits = dict(up_s=4.0 * n, wait_learner_s=1.0 * n, wait_weights_s=0.5 * n, append_s=0.1 * n, chunks=n)
+        waits = dict(up_s=4.0 * n, wait_learner_s=1.0 * n, wait_weights_s=0.5 * n, append_s=0.1 * n, append_bucket_4=n)
         self.report('collector', 2, env_step=8 * n, rows=8 * n, policy_versions={'main': n}, **waits)
         self.report('evaluator', 1, eval_value=1.0 * n, eval_iter=n)
 

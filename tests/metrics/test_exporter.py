@@ -58,10 +58,10 @@ def test_scrape_has_the_figures_of_a_run(store):
     learner = dict(train_iter=90, env_step=80, rows=80, replay_rows=70, replay_size=100, replay_bytes=4000, sampled=160)
     learner.update(up_s=50.0, wait_experience_s=5.0, train_s=30.0, checkpoint_overhead=0.02, max_pending_bytes=1000)
     report(store, 'learner', lost=1, policy_versions={'main': 9}, **learner)
-    waits = dict(up_s=40.0, wait_learner_s=20.0, append_s=2.0, chunks=10, at_s=123.0)
+    waits = dict(up_s=40.0, wait_learner_s=20.0, append_s=2.0, append_bucket_1=7, append_bucket_10=2, at_s=123.0)
     report(store, 'collector', 2, env_step=50, rows=50, policy_versions={'main': 7}, **waits)
     report(store, 'collector', 3, 'failed', name='before', env_step=10, rows=10)
-    report(store, 'collector', 3, env_step=20, rows=20)
+    report(store, 'collector', 3, env_step=20, rows=20, append_bucket_1=1)
     report(store, 'evaluator', 1, eval_value=12.5, eval_iter=80)
     store.append('experience', {}, {})
     store.register('experience', 'learner')
@@ -86,6 +86,10 @@ def test_scrape_has_the_figures_of_a_run(store):
         ('ding_store_learner_seconds_total',): 50,
         ('ding_store_collector_wait_seconds_total', 'learner'): 20,
         ('ding_store_collector_seconds_total',): 40,
+        ('ding_store_append_seconds_bucket', '0.001'): 0,
+        ('ding_store_append_seconds_bucket', '0.003'): 8,
+        ('ding_store_append_seconds_bucket', '30.0'): 8,
+        ('ding_store_append_seconds_bucket', '+Inf'): 10,
         ('ding_store_append_seconds_sum',): 2,
         ('ding_store_append_seconds_count',): 10,
         ('ding_store_last_report_timestamp_seconds', '2', 'collector'): 123,

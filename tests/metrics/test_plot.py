@@ -1,5 +1,7 @@
 """``ding-store plot``: which histories it finds, and what it draws."""
 
+import re
+
 import pytest
 from matplotlib.image import imread
 
@@ -34,6 +36,16 @@ def test_plot_draws_runs_into_one_file(history, capsys, suffix):
     if suffix == 'png':
         image = imread('curves.png')
         assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[-1])[::7]}) > 50
+
+
+def test_plot_writes_a_web_page_without_other_files(history, tmp_path):
+    assert cli.main(['plot', history('a<b>'), '--figure', 'curves.html']) == 0
+    page = (tmp_path / 'curves.html').read_text(encoding='utf-8')
+    assert '<title>a&lt;b&gt;</title>' in page
+    assert page.index('<body>') < page.index('<svg') < page.index('</svg>') < page.index('</body>')
+    assert '<?xml' not in page  # it may stand at the beginning of a file only
+    assert page.count('<path') > 50
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
 
 
 def test_plot_finds_a_run_by_its_name(history, tmp_path):

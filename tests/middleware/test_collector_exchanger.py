@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 
 from ding_store.config import StoreConfig
+from ding_store.metrics.figures import APPEND_BUCKETS_S
+from ding_store.middleware import collector_exchanger
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
 from ding_store.middleware.exchanger import STREAM
 from ding_store.run.members import Member
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
+from ding_store.storage.base import EntryId
 from ding_store.storage.exactly_once.reader import Reader
 
 pytest.importorskip('ding')
@@ -108,3 +111,18 @@ def test_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog)
         assert session.wait_for('room', lambda timeout_s: attempt(1)) is not None
         assert [int(entry.arrays['obs'][0, 0]) for entry in store.read(STREAM)] == [0, 1]
         gives_room.join(20)  # It has the server's answer before its client is closed.
+
+
+def test_collector_counts_its_appends_by_duration(monkeypatch):
+    """A chunk that was not appended, because the run ended, is not counted."""
+    now = iter([0.0, 0.002, 1.0, 1.0025, 2.0, 52.0, 60.0])
+    monkeypatch.setattr(collector_exchanger, 'time', SimpleNamespace(monotonic=lambda: next(now)))
+    results = iter([EntryId('', 1), EntryId('', 2), EntryId('', 3), None])
+    session = SimpleNamespace(wait_for=lambda *arguments: next(results))
+    backpressure = SimpleNamespace(appended=lambda entry_id: None)
+    exchanger = SimpleNamespace(_session=session, _backpressure=backpressure, _ordinal=0, _append_buckets={})
+    appended = [CollectorExchanger._append(exchanger, [], HEADER) for _ in range(4)]
+    assert appended == [True, True, True, False]
+    assert exchanger._append_buckets == {'append_bucket_1': 2, 'append_bucket_10': 1}
+    assert APPEND_BUCKETS_S[1] == 0.003
+    assert len(APPEND_BUCKETS_S) == 10

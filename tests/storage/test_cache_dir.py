@@ -18,7 +18,7 @@ from jobs import ding_store, environment
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
 from ding_store.storage import Reader, open_store
 from ding_store.storage.shared_memory import cache_root
-from ding_store.storage.shared_memory.cache_dir import collect_garbage, open_cache_dir
+from ding_store.storage.shared_memory.cache_dir import cache_name, collect_garbage, open_cache_dir
 from ding_store.storage.shared_memory.mapped_files import PAGE, is_claimed
 from ding_store.storage.shared_memory.ring import RingReader
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -290,30 +290,33 @@ time.sleep(600)
 """
 
 
-def test_gc_removes_only_files_of_dead_processes(tmp_path):
+#: Of the runs whose caches are cleaned.
+URL = 'redis://localhost:1'
+
+
+def test_clean_removes_only_files_of_dead_processes(tmp_path):
     holders = {}
     for run in ('dead', 'alive'):
-        command = [sys.executable, '-c', _HOLDER, str(tmp_path), run]
+        command = [sys.executable, '-c', _HOLDER, str(tmp_path), cache_name(run, URL)]
         holders[run] = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
     try:
         paths = {run: holder.stdout.readline().strip() for run, holder in holders.items()}
         holders['dead'].kill()
         holders['dead'].wait(60)
 
-        def gc(*arguments):
-            command = ding_store('gc', '--dir', tmp_path, *arguments)
+        def clean(*arguments):
+            command = ding_store('clean', 'dead', 'alive', '--store', URL, '--dir', tmp_path, *arguments)
             done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=150)
             assert done.returncode == 0, done.stderr
             return done.stdout
 
-        (found,) = json.loads(gc('--dry-run', '--json'))
-        assert found['run'] == os.path.dirname(paths['dead'])
+        (found,) = json.loads(clean('--dry-run', '--json'))
+        assert found['path'] == os.path.dirname(paths['dead'])
         assert found['num_bytes'] == (1 << 20) + PAGE
         assert all(map(os.path.exists, paths.values()))
-        assert '1 file, 1.05 MB' in gc()
+        assert '1.05 MB were freed' in clean()
         assert [run for run, path in paths.items() if os.path.exists(path)] == ['alive']
         assert not os.path.exists(os.path.dirname(paths['dead']))
-        assert json.loads(gc('--json')) == []
     finally:
         for holder in holders.values():
             holder.kill()

@@ -19,6 +19,7 @@ import hashlib
 import logging
 import os
 import uuid
+import zlib
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
@@ -32,6 +33,7 @@ from ding_store.storage.shared_memory.cache_files import (
     PAYLOAD,
     READERS,
     all_files,
+    changed_ns,
     dead_files,
     files_of,
     is_alive,
@@ -74,6 +76,7 @@ class Garbage(NamedTuple):
     run: str  # the run's directory
     num_files: int
     num_bytes: int
+    changed_s: float  # seconds since 1970 at the last change of one of the files
 
 
 class CacheDir:
@@ -292,6 +295,11 @@ class CacheDir:
             held.close()
 
 
+def cache_name(run: str, address: str) -> str:
+    """Return the name of a run's cache. Different servers may have runs of the same name."""
+    return f'{run}-{zlib.crc32(address.encode()):08x}'
+
+
 def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optional[int] = None) -> CacheDir:
     """
     Overview:
@@ -320,7 +328,9 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
     raise NotEnoughSpace(errno.ENOSPC, f'no directory for the host cache: {"; ".join(reasons)}. Set host_cache_dir.')
 
 
-def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> Iterator[Garbage]:
+def collect_garbage(
+    directory: Optional[str] = None, dry_run: bool = False, is_wanted: Callable[[Garbage], bool] = lambda garbage: True
+) -> Iterator[Garbage]:
     """
     Overview:
         Remove the files of all runs that have no running process on this host. A run that is resumed later loses what
@@ -329,6 +339,7 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> I
         - directory (:obj:`Optional[str]`): The value of ``host_cache_dir``. By default, every place that the cache may
           be.
         - dry_run (:obj:`bool`): Only report what would be removed.
+        - is_wanted (:obj:`Callable`): Leave garbage for which this returns False.
     Returns:
         - garbage (:obj:`Iterator`): One item for each run that had garbage.
     Raises:
@@ -339,20 +350,24 @@ def collect_garbage(directory: Optional[str] = None, dry_run: bool = False) -> I
     hung: Optional[StoreTimeout] = None
     for root in filter(os.path.isdir, map(cache_root.root_in, directories)):
         try:
-            yield from _garbage_in(root, dry_run)
+            yield from _garbage_in(root, dry_run, is_wanted)
         except StoreTimeout as e:
             hung = e
     if hung is not None:
         raise hung
 
 
-def _garbage_in(root: str, dry_run: bool) -> List[Garbage]:
+def _garbage_in(root: str, dry_run: bool, is_wanted: Callable[[Garbage], bool]) -> List[Garbage]:
     found = []
     with cache_root.locked(cache_root.root_lock(root), root):
         for run in runs_of(root):
             dead = dead_files(run)
-            if dead or not is_alive(run):
-                found.append(Garbage(run, len(dead), sum(map(size_of, dead))))
+            if not dead and is_alive(run):
+                continue
+            changed_s = max(changed_ns(path) for path in [run, *dead]) / 1e9
+            garbage = Garbage(run, len(dead), sum(map(size_of, dead)), changed_s)
+            if is_wanted(garbage):
+                found.append(garbage)
                 if not dry_run:
                     remove_if_abandoned(run)
     return found

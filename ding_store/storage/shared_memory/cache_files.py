@@ -72,15 +72,15 @@ def remove_run(run: str, is_over: bool) -> None:
 def remove_payloads(root: str, num_bytes: int) -> int:
     """Remove the oldest payloads of all runs until ``num_bytes`` are free. Return the number of bytes freed."""
     freed = 0
-    for path in sorted((path for path in all_files(root) if path.endswith(PAYLOAD)), key=_age_of):
+    for path in sorted((path for path in all_files(root) if path.endswith(PAYLOAD)), key=changed_ns):
         if freed >= num_bytes:
             break
         freed += removed(path)
     return freed
 
 
-def _age_of(path: str) -> int:
-    """Return a sort key that is smaller for older files."""
+def changed_ns(path: str) -> int:
+    """Return the time of a file's last change, in nanoseconds since 1970. 0: it is gone."""
     try:
         return os.stat(path).st_mtime_ns
     except FileNotFoundError:

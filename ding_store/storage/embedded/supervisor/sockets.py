@@ -8,7 +8,7 @@ import re
 import socket
 import stat
 import struct
-from typing import Tuple
+from typing import Iterator, Tuple
 
 MAX_SOCKET_PATH_BYTES = 107  # size of sockaddr_un.sun_path without its final zero
 CONTROL, REDIS = 'control.sock', 'redis.sock'
@@ -22,12 +22,26 @@ def make_socket_directory() -> str:
         if a job still runs.
     """
     reasons = []
-    for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
+    for parent in _parents():
         try:
-            return _make_private(os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}'))
+            return _make_private(parent)
         except OSError as e:
             reasons.append(str(e))
     raise OSError(f'no private directory for sockets ({"; ".join(reasons)}): set TMPDIR to a short, writable one')
+
+
+def _parents() -> Iterator[str]:
+    for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
+        yield os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}')
+
+
+def socket_directories() -> Iterator[str]:
+    """Yield the directories of this user that ``make_socket_directory`` has made and no process has removed."""
+    for parent in _parents():
+        with contextlib.suppress(OSError):
+            if os.lstat(parent).st_uid == os.geteuid():
+                names = [name for name in os.listdir(parent) if re.fullmatch('[0-9a-f]{8}', name)]
+                yield from sorted(os.path.join(parent, name) for name in names)
 
 
 def _make_private(parent: str) -> str:
