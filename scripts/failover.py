@@ -47,7 +47,7 @@ import sentinel_group  # noqa: E402
 from proxy import Proxy  # noqa: E402
 from sentinel_group import Node, SentinelGroup, wait_until  # noqa: E402
 
-PAUSE_S = 0.002  # between two entries of a writer
+PAUSE_S = 0.005  # between two entries of a writer
 DRAIN_S = 60.0
 STREAM = 'entries'
 SIDES = ('store', 'plain')
