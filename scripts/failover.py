@@ -214,13 +214,13 @@ class Failovers:
         KINDS[kind](self, former)  # returns when the former primary is a replica
         row = {'kind': kind, 'failover_s': self.failed_over_at - self.began_at}
         for side in SIDES:
-            row[f'{side}_s'] = self.resumed_at(side) - self.began_at
+            row[f'{side}_s'] = self.pause_of(side)
         self.rows.append(row)
         said = ', '.join(f'{name} {value:.2f}' for name, value in row.items() if name != 'kind')
         print(f'{number + 1:4} {kind:5} {said}', file=sys.stderr, flush=True)
 
-    def resumed_at(self, side: str) -> float:
-        """Return when the reader's longest pause ended, after it has read an entry that came behind the failover."""
+    def pause_of(self, side: str) -> float:
+        """Return the longest pause of the reader until it has read an entry that came behind the failover."""
         written, read = self.books[f'write-{side}'], self.books[f'read-{side}']
 
         def has_read_newer() -> bool:
@@ -230,7 +230,7 @@ class Failovers:
 
         wait_until(has_read_newer, f'an entry arrives: {side}')
         times = [self.began_at, *(at for _, at in read[self.num_read[side] :] if at > self.began_at)]
-        return max(zip(times, times[1:]), key=lambda pair: pair[1] - pair[0])[1]
+        return max(after - before for before, after in zip(times, times[1:]))
 
     def note_failover(self, former: Node) -> None:
         self.group.wait_for_failover(former)
@@ -314,7 +314,7 @@ def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
         print(f'{name:12}' + ', '.join(f'{what} {count}' for what, count in result[side].items()))
     print(
         'seconds, median and maximum: until the sentinels name another primary '
-        f'(down-after: {sentinel_group.DOWN_AFTER_S:g}), and until the readers go on'
+        f'(down-after: {sentinel_group.DOWN_AFTER_S:g}), and the longest pause of each reader'
     )
     for kind in options.kinds:
         rows = [row for row in result['failovers'] if row['kind'] == kind]
@@ -323,8 +323,10 @@ def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
             values = {name: [row[name] for row in rows] for name in columns}
             text = ', '.join(f'{name[:-2]} {statistics.median(v):.2f} {max(v):.2f}' for name, v in values.items())
             print(f'{kind:5}{len(rows):4}  {text}')
-    late = [row['store_s'] - row['failover_s'] for row in result['failovers']]
-    print(f'the reader of the store after the failover: median {statistics.median(late):.2f}, maximum {max(late):.2f}')
+    late = [row['store_s'] - row['failover_s'] for row in result['failovers'] if row['kind'] != 'plan']
+    if late:
+        text = f'median {statistics.median(late):.2f}, maximum {max(late):.2f}'
+        print(f'from the failover to the next entry in the reader of the store: {text}')
     print(f'seed {options.seed}')
 
 

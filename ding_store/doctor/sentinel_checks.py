@@ -21,7 +21,7 @@ _LAG_BYTES = 16 << 20
 class Replica(NamedTuple):
     """
     Overview:
-        What a sentinel and the replica itself say of it.
+        A replica, as a sentinel and the replica itself describe it.
     Arguments:
         - lag_bytes: Bytes that it has not received yet. None: not known.
         - policy: Its maxmemory-policy. '' if it gives no INFO.
@@ -121,7 +121,8 @@ def check_replicas(primary: str, replicas: List[Replica], failure: str = '') -> 
 
 def check_min_replicas(info: Dict[str, Any], num_replicas: int) -> Finding:
     """Check if a primary without replicas refuses writes. Redis shows the count of good replicas only if so."""
-    name, good = 'min-replicas', info.get('min_slaves_good_slaves')
+    name = 'min-replicas'
+    good = info.get('min_slaves_good_slaves')
     if good is not None and int(good) == 0:
         return Finding(name, FAIL, 'set, and no replica is good: the primary refuses writes', 'start a replica')
     if good is not None:

@@ -23,7 +23,8 @@ def test_cartpole_lives_through_two_failovers(tmp_path, redis_binary, monkeypatc
             members = status(tmp_path, '--run', 'r')['members']
             return sum(one['figures'].get('rows', 0) for one in members if one['role'] == 'collector')
 
-        with job(ding_store('run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN), tmp_path) as run:
+        arguments = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN, '--max-env-step', 800]
+        with job(ding_store(*arguments), tmp_path) as run:
             run.wait_for(env_steps, 'rows')
             former = group.primary()
             former.kill()
@@ -38,7 +39,6 @@ def test_cartpole_lives_through_two_failovers(tmp_path, redis_binary, monkeypatc
             assert run.wait() == 0, run.text
         wait_until(group.is_complete, 'the second primary is a replica')
         rows = table(run.text)
-        assert rows['rows appended'] == rows['rows ingested'] > 500, run.text
+        assert rows['rows appended'] == rows['rows ingested'] > 700, run.text
         assert rows['chunks lost'] == 0
-        assert rows['last evaluation return'] >= 195
         assert [key for key in former.client.keys('*') if not key.endswith(':ends')] == []

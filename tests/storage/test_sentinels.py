@@ -49,9 +49,7 @@ class Flow:
         with contextlib.ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(2))  # It ends last: closed stores end its calls.
             stack.callback(self._has_all.set)
-            writer, learner = (
-                stack.enter_context(open_store(self._url, self._run, **self._options)) for _ in range(2)
-            )
+            writer, learner = (stack.enter_context(open_store(self._url, self._run, **self._options)) for _ in range(2))
             self._reader = Reader(learner, STREAM, 'learner')
             self._work = [pool.submit(self._append, writer), pool.submit(self._ingest)]
             self.go_on()

@@ -35,6 +35,7 @@ class Sentinels:
         self.url = SentinelUrl.parse(url)
         self.server_url = ''
         self.failures: Dict[str, str] = {}
+        self._environment = read_environment()
         self._address = address_of(url)
         self._hosts = list(self.url.hosts)  # The one that replied last is the first.
         self._is_known_away = False
@@ -100,10 +101,9 @@ class Sentinels:
 
     def sentinel_url(self, host: str) -> str:
         """Return the URL of a sentinel. It uses TLS if the servers do, with the same certificates."""
-        environment = read_environment()
-        user, password = environment.sentinel_user or '', environment.sentinel_password or ''
+        user, password = self._environment.sentinel_user or '', self._environment.sentinel_password or ''
         login = f'{quote(user, safe="")}:{quote(password, safe="")}@' if user or password else ''
-        uses_tls = self.url.scheme == 'rediss' and environment.sentinel_tls != '0'
+        uses_tls = self.url.scheme == 'rediss' and self._environment.sentinel_tls != '0'
         query = '&'.join(part for part in self.url.query.split('&') if part.startswith('ssl_'))
         return f'{self.url.scheme}://{login}{host}?{query}' if uses_tls else f'redis://{login}{host}'
 
