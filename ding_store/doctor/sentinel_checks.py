@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import redis
 
@@ -49,21 +49,23 @@ def check_sentinels(url: str) -> List[Finding]:
     sentinels = sentinels_of(url)
     if sentinels is None:
         return []
-    name, primaries, failures = sentinels.url.primary, {}, {}
+    name = sentinels.url.primary
+    views: Dict[str, Tuple[Dict[str, str], List[Dict[str, str]]]] = {}  # sentinel -> its primary, and the replicas
+    failures: Dict[str, str] = {}
     for host in sentinels.url.hosts:
         try:
-            primaries[host] = _words(sentinels.ask(host, 'MASTER', name))
+            primary = _words(sentinels.ask(host, 'MASTER', name))
+            views[host] = primary, [_words(one) for one in sentinels.ask(host, 'REPLICAS', name)]
         except redis.RedisError as e:
             failures[host] = str(e)
-    if not primaries:
+    if not views:
         return []
-    host, primary = next(iter(primaries.items()))
+    host, (primary, found) = next(iter(views.items()))
     failure = error = ''
     try:
         sentinels.ask(host, 'CKQUORUM', name)
     except redis.RedisError as e:
         error = str(e)
-    found = [_words(one) for one in sentinels.ask(host, 'REPLICAS', name)]
     info: Dict[str, Any] = {}
     try:
         info = _info(sentinels.url.server_url(primary['ip'], int(primary['port'])))
@@ -100,7 +102,7 @@ def check_replicas(primary: str, replicas: List[Replica], failure: str = '') -> 
     """Check that a replica can become the primary. ``failure``: why the primary cannot be reached."""
     text, status, fix = f'primary {primary}', OK, ''
     if failure:
-        text += f': {failure}'
+        return Finding('replicas', FAIL, f'{text}: {failure}', 'start the primary, or read the logs of the sentinels')
     if not replicas:
         return Finding('replicas', WARN, f'{text}, no replica', 'start a replica: no server can replace the primary')
     for one in replicas:

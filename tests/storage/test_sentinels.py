@@ -6,12 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
-import redis
 from proxy import Proxy
 from sentinel_group import ASK_PASSWORD, PASSWORD, STOP, SentinelGroup
 
 from ding_store import errors
-from ding_store.doctor.finding import OK, WARN
+from ding_store.doctor.finding import FAIL, OK
 from ding_store.doctor.sentinel_checks import check_sentinels
 from ding_store.environment import ENV_SENTINEL_PASSWORD
 from ding_store.storage import open_store
@@ -119,19 +118,19 @@ def test_doctor_shows_all_that_a_failover_needs(group):
     one, other, _ = group.sentinels
     two = f'redis+sentinel://ding:{PASSWORD}@{one.address},{other.address}/mymaster'
     assert 'there are 3' in findings(two)['sentinels'].found
-    replica_of(group).client.config_set('maxmemory-policy', 'allkeys-lru')
-    group.primary().client.config_set('min-replicas-to-write', '1')
+    primary, replica = group.primary().client, replica_of(group).client
+    replica.config_set('maxmemory-policy', 'allkeys-lru')
+    primary.config_set('min-replicas-to-write', '1')
     try:
         found = findings(group.url())
-        assert found['replicas'].status is WARN
+        assert 'maxmemory-policy allkeys-lru' in found['replicas'].found
         assert 'set; 1 good' in found['min-replicas'].found
-        assert 'denied' not in found['replicas'].found
-        wrong = findings(group.url(user='ding:wrong@'))['replicas']
-        assert wrong.status is WARN
-        assert 'users and passwords' in wrong.fix
+        replica.execute_command('ACL', 'SETUSER', 'ding', 'resetpass', '>other')
+        assert 'users and passwords' in findings(group.url())['replicas'].fix
     finally:
-        replica_of(group).client.config_set('maxmemory-policy', 'noeviction')
-        group.primary().client.config_set('min-replicas-to-write', '0')
+        replica.execute_command('ACL', 'SETUSER', 'ding', 'resetpass', f'>{PASSWORD}')
+        replica.config_set('maxmemory-policy', 'noeviction')
+        primary.config_set('min-replicas-to-write', '0')
 
 
 def refused(error, url, match):
@@ -278,7 +277,6 @@ def test_no_replica_left_is_an_error_that_names_the_primary(group):
             server.kill()
         with pytest.raises(errors.StoreUnavailable, match=f'{primary.address}, the primary of .* cannot be reached'):
             store.put('weights', {}, {})
-    found = findings(group.url())
-    assert found['replicas'].status is WARN
-    with pytest.raises(redis.RedisError):
-        primary.client.ping()
+    found = findings(group.url())['replicas']
+    assert found.status is FAIL
+    assert f'primary {primary.address}: ' in found.found
