@@ -240,8 +240,7 @@ class Failovers:
         self.began_at = time.time()
         former.kill()
         self.note_failover(former)
-        former.start('--replicaof', '127.0.0.1', str(self.group.primary().port))
-        self.group.follow(former)
+        self.group.restart_as_replica(former)
 
     def stop(self, former: Node) -> None:
         self.began_at = time.time()
@@ -270,8 +269,7 @@ class Failovers:
             former.kill()
             proxy.cut()
             self.note_failover(former)
-        former.start('--replicaof', '127.0.0.1', str(self.group.primary().port))
-        self.group.follow(former)
+        self.group.restart_as_replica(former)
 
     # --- the result
 

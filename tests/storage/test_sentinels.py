@@ -94,11 +94,6 @@ class Flow:
         assert self._reader.num_lost == 0
 
 
-def become_replica(group, former):
-    former.start('--replicaof', '127.0.0.1', str(group.primary().port))
-    group.follow(former)
-
-
 def replica_of(group):
     (replica,) = [one for one in group.servers if one is not group.primary()]
     return replica
@@ -177,7 +172,7 @@ def test_killed_primary_is_replaced_and_nothing_is_lost(group):
         former.kill()
         flow.go_on()
         assert group.primary() is not former
-    become_replica(group, former)
+    group.restart_as_replica(former)
 
 
 def test_hung_primary_counts_as_away_after_three_seconds(group):
@@ -187,7 +182,7 @@ def test_hung_primary_counts_as_away_after_three_seconds(group):
         flow.go_on()
         assert group.primary() is not former
     former.kill()
-    become_replica(group, former)
+    group.restart_as_replica(former)
 
 
 def test_lagging_replica_gets_what_it_lacks_from_writers(group):
@@ -206,7 +201,7 @@ def test_lagging_replica_gets_what_it_lacks_from_writers(group):
             assert replica.client.info('replication')['slave_repl_offset'] < behind
             flow.go_on()
         assert group.primary() is replica
-    become_replica(group, former)
+    group.restart_as_replica(former)
 
 
 def test_primary_without_replicas_keeps_what_it_refuses(group):
@@ -217,7 +212,7 @@ def test_primary_without_replicas_keeps_what_it_refuses(group):
         try:
             replica.kill()
             eventually(lambda: primary.client.info('replication')['min_slaves_good_slaves'] == 0, 'it refuses')
-            become_replica(group, replica)
+            group.restart_as_replica(replica)
             flow.go_on()
         finally:
             primary.client.config_set('min-replicas-to-write', '0')
