@@ -277,7 +277,8 @@ class Failovers:
         """Wait until the readers have all, or have read nothing more for a while."""
         for process in self.processes[2:]:
             process.join(DRAIN_S)
-        sizes, since = {}, time.monotonic()
+        sizes: Dict[str, int] = {}
+        since = time.monotonic()
         while time.monotonic() < since + 5.0:
             now = {side: len(self.books[f'read-{side}'].poll()) for side in SIDES}
             if now != sizes:

@@ -170,10 +170,9 @@ def _replica(url: str, seen: Dict[str, str], primary: Dict[str, Any]) -> Replica
 
 
 def _info(url: str) -> Dict[str, Any]:
-    client = make_client(url, lambda connection: connection.on_connect(), _ASK_S)
+    client: Any = make_client(url, lambda connection: connection.on_connect(), _ASK_S)
     try:
-        info: Any = client.info()
-        return dict(info)
+        return dict(client.info())
     finally:
         client.connection_pool.disconnect()
 

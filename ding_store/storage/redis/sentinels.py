@@ -28,13 +28,12 @@ class Sentinels:
     Attributes:
         - url (:obj:`SentinelUrl`): The parts of the URL.
         - server_url (:obj:`str`): URL of the primary that was found last. '' before.
-        - failures (:obj:`dict`): Sentinel -> why it named no primary when it was asked last.
     """
 
     def __init__(self, url: str) -> None:
         self.url = SentinelUrl.parse(url)
         self.server_url = ''
-        self.failures: Dict[str, str] = {}
+        self._failures: Dict[str, str] = {}  # sentinel -> why it named no primary when it was asked last
         self._environment = read_environment()
         self._address = address_of(url)
         self._hosts = list(self.url.hosts)  # The one that replied last is the first.
@@ -52,17 +51,17 @@ class Sentinels:
             - StoreUnsuitable: A server that replies is no sentinel.
         """
         errors: List[redis.RedisError] = []
-        self.failures, unknown = {}, ''
+        self._failures, unknown = {}, ''
         for host in list(self._hosts):
             try:
                 found = self.ask(host, 'GET-MASTER-ADDR-BY-NAME', self.url.primary)
             except redis.RedisError as e:
                 errors.append(e)
-                self.failures[host] = text_of(e)
+                self._failures[host] = text_of(e)
                 continue
             if found is None:
                 unknown = host
-                self.failures[host] = f'does not know {self.url.primary!r}'
+                self._failures[host] = f'does not know {self.url.primary!r}'
                 continue
             self._hosts = [host, *(other for other in self._hosts if other != host)]
             self._is_known_away = False
@@ -74,7 +73,7 @@ class Sentinels:
         if not self.server_url:
             self._refuse(errors, unknown)
         if not self._is_known_away:
-            logger.warning('no sentinel of %s names a primary: %s. The last one is used.', self._address, self.reasons)
+            logger.warning('no sentinel of %s names a primary: %s. The last one is used.', self._address, self._reasons)
         self._is_known_away = True
         return self.server_url
 
@@ -88,12 +87,12 @@ class Sentinels:
         )
 
     @property
-    def reasons(self) -> str:
-        return ', '.join(f'{host}: {failure}' for host, failure in self.failures.items())
+    def _reasons(self) -> str:
+        return ', '.join(f'{host}: {failure}' for host, failure in self._failures.items())
 
     def ask(self, host: str, *words: str) -> Any:
         """Send a SENTINEL command to one of the sentinels. Return its reply."""
-        client = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
+        client: Any = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
         try:
             return client.execute_command('SENTINEL', *words)
         finally:
@@ -109,7 +108,7 @@ class Sentinels:
 
     def _refuse(self, errors: List[redis.RedisError], unknown: str) -> None:
         """Raise the error for sentinels that name no primary. ``unknown``: one that does not know its name."""
-        where = f'{self._address}: {self.reasons}'
+        where = f'{self._address}: {self._reasons}'
         if unknown:
             masters = [dict(zip(one[::2], one[1::2])) for one in self.ask(unknown, 'MASTERS')]
             names = ', '.join(one[b'name'].decode() for one in masters) or 'none'
@@ -129,7 +128,7 @@ class Sentinels:
                 raise StoreUnsuitable(
                     f'no sentinel: {where}. Write addresses of sentinels into the URL, or use redis:// for a server.'
                 ) from error
-        raise redis.ConnectionError(f'no sentinel replies: {self.reasons}')
+        raise redis.ConnectionError(f'no sentinel replies: {self._reasons}')
 
 
 def sentinels_of(url: str) -> Optional[Sentinels]:
