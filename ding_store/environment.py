@@ -9,12 +9,14 @@ Users may set those that docs/reference/environment-variables.md lists. The othe
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Dict, Optional
 
 ENV_URL, ENV_RUN = 'DING_STORE_URL', 'DING_STORE_RUN'
 ENV_REDIS_SERVER = 'DING_STORE_REDIS_SERVER'
 ENV_NO_NUMBA = 'DING_STORE_NO_NUMBA'
+ENV_SENTINEL_USER, ENV_SENTINEL_PASSWORD = 'DING_STORE_SENTINEL_USER', 'DING_STORE_SENTINEL_PASSWORD'
+ENV_SENTINEL_TLS = 'DING_STORE_SENTINEL_TLS'
 ENV_SETTINGS, ENV_CHECKPOINT = 'DING_STORE_SETTINGS', 'DING_STORE_CHECKPOINT'
 #: Internal: see the fields of ``Environment``.
 ENV_LAUNCHED, ENV_JOINED = 'DING_STORE_LAUNCHED', 'DING_STORE_JOINED'
@@ -41,6 +43,8 @@ class Environment:
         - explain (:obj:`Optional[str]`): '1': each process prints each part that it uses.
         - redis_server (:obj:`Optional[str]`): Program of the embedded server.
         - no_numba (:obj:`Optional[str]`): Anything but '0' disables numba.
+        - sentinel_user, sentinel_password (:obj:`Optional[str]`): Login at the sentinels that the URL names.
+        - sentinel_tls (:obj:`Optional[str]`): '0': the sentinels of a ``rediss+sentinel://`` URL do not use TLS.
     """
 
     url: Optional[str] = None
@@ -54,6 +58,9 @@ class Environment:
     explain: Optional[str] = None
     redis_server: Optional[str] = None
     no_numba: Optional[str] = None
+    sentinel_user: Optional[str] = None
+    sentinel_password: Optional[str] = field(default=None, repr=False)
+    sentinel_tls: Optional[str] = None
 
 
 _NAMES: Dict[str, str] = {
@@ -68,12 +75,15 @@ _NAMES: Dict[str, str] = {
     'explain': ENV_EXPLAIN,
     'redis_server': ENV_REDIS_SERVER,
     'no_numba': ENV_NO_NUMBA,
+    'sentinel_user': ENV_SENTINEL_USER,
+    'sentinel_password': ENV_SENTINEL_PASSWORD,
+    'sentinel_tls': ENV_SENTINEL_TLS,
 }
 
 
 def read_environment() -> Environment:
     """Return the variables as they are now. For the entry points of a process, which pass the result on."""
-    return Environment(**{field: os.environ.get(name) or None for field, name in _NAMES.items()})
+    return Environment(**{each: os.environ.get(name) or None for each, name in _NAMES.items()})
 
 
 def is_numba_disabled() -> bool:
@@ -88,12 +98,12 @@ def write_environment(environment: Environment, site: Optional[str] = None) -> N
     Arguments:
         - site (:obj:`Optional[str]`): Directory whose ``sitecustomize`` patches DI-engine in each Python that starts.
     """
-    for field in fields(environment):
-        value = getattr(environment, field.name)
+    for each in fields(environment):
+        value = getattr(environment, each.name)
         if value is None:
-            os.environ.pop(_NAMES[field.name], None)
+            os.environ.pop(_NAMES[each.name], None)
         else:
-            os.environ[_NAMES[field.name]] = value
+            os.environ[_NAMES[each.name]] = value
     if site is not None:
         os.environ[ENV_HOOK] = '1'
         os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [site, os.environ.get('PYTHONPATH')]))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ding_store import doctor
-from ding_store.doctor import FAIL, OK, WARN, machine_checks, package_checks, redis_checks
+from ding_store.doctor import FAIL, OK, WARN, machine_checks, package_checks, redis_checks, sentinel_checks
 from ding_store.doctor.finding import Finding, to_json, to_table
 from ding_store.errors import ConfigError, StoreDenied, StoreUnavailable, StoreUnsuitable
 from ding_store.storage import StoreInfo
@@ -302,6 +302,45 @@ def test_check_store_reports_a_server_that_evicts(redis_server):
     expect(
         redis_checks.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction'
     )
+
+
+SENTINEL = {
+    'quorum': '2',
+    'num-other-sentinels': '2',
+    'down-after-milliseconds': '30000',
+    'failover-timeout': '180000',
+}
+HOSTS = ['a:26379', 'b:26379', 'c:26379']
+
+
+def test_check_quorum_names_what_is_missing():
+    expect(sentinel_checks.check_quorum(HOSTS, {}, SENTINEL), OK, '3 of 3 reply, quorum 2')
+    expect(sentinel_checks.check_quorum(HOSTS, {'b:26379': 'refused'}, SENTINEL), WARN, '2 of 3', 'b:26379: refused')
+    expect(sentinel_checks.check_quorum(HOSTS[:1], {}, SENTINEL), WARN, 'name all sentinels')
+    expect(sentinel_checks.check_quorum(HOSTS, {}, {**SENTINEL, 'num-other-sentinels': '1'}), WARN, 'three hosts')
+    expect(sentinel_checks.check_quorum(HOSTS, {}, SENTINEL, 'NOQUORUM 1 usable'), FAIL, 'NOQUORUM', 'start the other')
+
+
+def test_check_replicas_names_what_is_missing():
+    one = sentinel_checks.Replica('h:1', 10, 'noeviction')
+    expect(sentinel_checks.check_replicas('p:1', [one]), OK, 'primary p:1; replica h:1, 10 bytes behind')
+    expect(sentinel_checks.check_replicas('p:1', []), WARN, 'no replica', 'start a replica')
+    expect(sentinel_checks.check_replicas('p:1', [one], 'refused'), FAIL, 'p:1: refused', 'start the primary')
+    expect(sentinel_checks.check_replicas('p:1', [one._replace(policy='allkeys-lru')]), WARN, 'allkeys-lru', 'evicts')
+    expect(sentinel_checks.check_replicas('p:1', [one._replace(failure='WRONGPASS')]), WARN, 'WRONGPASS', 'users')
+    expect(sentinel_checks.check_replicas('p:1', [one._replace(lag_bytes=1 << 30)]), WARN, '1,073,741,824', 'network')
+
+
+def test_check_min_replicas_shows_the_setting():
+    expect(sentinel_checks.check_min_replicas({}, 1), OK, 'not set')
+    expect(sentinel_checks.check_min_replicas({}, 2), WARN, 'not set', 'min-replicas-to-write 1')
+    expect(sentinel_checks.check_min_replicas({'min_slaves_good_slaves': 1}, 2), OK, 'set; 1 good')
+    expect(sentinel_checks.check_min_replicas({'min_slaves_good_slaves': 0}, 1), FAIL, 'refuses writes')
+
+
+def test_check_failover_time_compares_it_with_the_patience():
+    expect(sentinel_checks.check_failover_time('m', SENTINEL), WARN, '30 s', '360 s', '60 s', 'failover-timeout 10000')
+    expect(sentinel_checks.check_failover_time('m', SENTINEL, patience_s=400.0), OK, '400 s')
 
 
 def test_check_store_embedded_leaves_no_file(tmp_path):

@@ -302,6 +302,7 @@ READ_ENVIRONMENT: Dict[str, str] = {
     'doctor/__init__.py': 'the command: the run that may be opened',
     'hook/patches.py': 'the replaced parts: a script makes them without a config',
     'storage/embedded/binary.py': 'the path of redis-server: open_store() is called without a config',
+    'storage/redis/sentinels.py': 'the login at sentinels: open_store() is called without a config',
 }
 #: Modules that write them -> the processes that read them.
 WRITE_ENVIRONMENT: Dict[str, str] = {

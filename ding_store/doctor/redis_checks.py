@@ -29,7 +29,16 @@ def check_servers(url: Optional[str] = None, run: Optional[str] = None) -> List[
     findings = [check_server(is_needed=url is None or url.startswith('embedded:'))]
     if url is not None:
         findings.append(check_store(url, functools.partial(opened, run=run)))
+        findings += _check_sentinels(url)
     return findings
+
+
+def _check_sentinels(url: str) -> List[Finding]:
+    try:
+        from ding_store.doctor.sentinel_checks import check_sentinels  # imports redis
+    except ModuleNotFoundError:
+        return []  # ``check_store`` reports it.
+    return check_sentinels(url)
 
 
 def find_server() -> Server:
@@ -99,9 +108,14 @@ def _store_fix(error: StoreError) -> str:
         return 'put user and password in the URL: redis://user:password@host:port (rediss:// for TLS)'
     if isinstance(error, StoreUnavailable):
         return 'start the server, and check host, port and firewall: redis-cli -h HOST -p PORT ping'
+    if isinstance(error, StoreUnsuitable) and 'sentinel' in str(error):
+        return 'name all sentinels and the primary in the URL: redis+sentinel://host:port,host:port,host:port/name'
     if isinstance(error, StoreUnsuitable):
         return 'use Redis 6.2 or newer, and run: redis-cli config set maxmemory-policy noeviction'
-    return 'correct the URL: embedded://, redis://host:port, rediss://host:port or unix:///path/of/socket'
+    return (
+        'correct the URL: embedded://, redis://host:port, rediss://host:port, unix:///path/of/socket or '
+        'redis+sentinel://host:port,host:port/name'
+    )
 
 
 def measure_round_trip(store: Any) -> float:

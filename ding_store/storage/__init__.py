@@ -48,12 +48,14 @@ BACKENDS: Dict[str, str] = {
     'embedded': 'ding_store.storage.redis.store:RedisStore',
     'redis': 'ding_store.storage.redis.store:RedisStore',
     'rediss': 'ding_store.storage.redis.store:RedisStore',
+    'redis+sentinel': 'ding_store.storage.redis.store:RedisStore',
+    'rediss+sentinel': 'ding_store.storage.redis.store:RedisStore',
     'unix': 'ding_store.storage.redis.store:RedisStore',
 }
 #: name -> its module, which is imported when it is first used
 _LAZY = {'Reader': 'ding_store.storage.exactly_once.reader', 'Store': 'ding_store.storage.store'}
 _HOST_AND_PORT = re.compile(r'[A-Za-z0-9.-]+(:\d{1,5})?(/\d+)?')
-_PLANNED = ('redis+sentinel', 'redis+cluster')
+_CLUSTERS = ('redis+cluster', 'rediss+cluster')
 
 
 def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -> Store:
@@ -63,7 +65,8 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
     Arguments:
         - url (:obj:`str`): ``embedded://[dir]`` starts a private redis-server for this run if none is running. ``dir``
           is ``.ding_store`` by default. ``redis://[user:password@]host[:port][/db]``, ``rediss://`` and
-          ``unix:///path`` connect to a server. ``memory://`` is for this process only.
+          ``unix:///path`` connect to a server. ``redis+sentinel://[user:password@]host:port,host:port/name`` and
+          ``rediss+sentinel://`` ask Redis Sentinels for the server. ``memory://`` is for this process only.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
         - options: The fields of ``options.StreamOptions``, and ``stream_options``, a mapping from stream names to such
           options. Stores on Redis also accept the fields of ``options.RedisOptions`` and ``options.HostOptions``.
@@ -94,8 +97,8 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown_scheme(url: str, scheme: str) -> str:
-    if scheme in _PLANNED:
-        return f'{scheme}:// is not yet supported; use redis:// with the address of the primary'
+    if scheme in _CLUSTERS:
+        return f'{scheme}:// is not yet supported. Use a single server, or redis+sentinel:// for one with replicas.'
     # Only a bare address is quoted: any other text may hold a password.
     if _HOST_AND_PORT.fullmatch(url):
         return f'the store URL {url!r} names no scheme: write redis://{url}'

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, Mapping, Optional
+from typing import List, Mapping, NamedTuple, Optional, Tuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from ding_store.errors import ConfigError
 from ding_store.storage.options import ALL_OPTIONS, REDIS_OPTIONS
 
-_WITH_USERS = ('redis', 'rediss', 'unix')
+#: Schemes of URLs that name sentinels. The sentinels name the server.
+_WITH_SENTINELS = ('redis+sentinel', 'rediss+sentinel')
+_WITH_USERS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS)
 #: Names allowed in a query, besides those that begin with ssl_. Any other would change what a store relies on.
 _QUERY = ('db', 'username', 'password', 'client_name')
+#: A host name, an IPv4 address, or an IPv6 address in brackets, with or without a port.
+_HOST = re.compile(r'([\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?', re.ASCII)
+_PRIMARY_NAME = re.compile(r'[\w.-]+', re.ASCII)
+_SENTINEL_PORT = 26379
 
 
 def scheme_of(url: str) -> str:
@@ -74,19 +80,78 @@ def _check_rest(url: str, parts: SplitResult, query: Mapping[str, List[str]]) ->
     """Check fragment, query and database number: redis-py ignores what it cannot parse. Errors quote no query."""
     if parts.fragment or url.endswith('#'):
         raise ConfigError(f'the URL of {address_of(url)} has a "#": percent-encode it as %23, or leave it out')
-    has_tls = scheme_of(url) == 'rediss'
+    has_tls = scheme_of(url).startswith('rediss')
     if any(not (name in _QUERY or (has_tls and name.startswith('ssl_'))) for name in query):
         raise ConfigError(
             f'the query of the URL of {address_of(url)} is malformed. Use only {", ".join(_QUERY)}, and with '
             f'rediss:// ssl_... names. Pass timeouts as keyword arguments: {", ".join(REDIS_OPTIONS)}.'
         )
     path = '' if scheme_of(url) == 'unix' else parts.path.strip('/')
+    if has_sentinels(url):
+        _check_sentinels(url, parts, path)
+        path = ''
     numbers = [*([path] if path else []), *query.get('db', [])]
     if len(numbers) > 1 or not all(number.isascii() and number.isdigit() for number in numbers):
+        example = 'redis+sentinel://host:26379/mymaster?db=0' if has_sentinels(url) else 'redis://host:6379/0'
         raise ConfigError(
-            f'the URL of {address_of(url)} names no database. Write one number behind the host, as in '
-            'redis://host:6379/0, and name the run with run=.'
+            f'the URL of {address_of(url)} names no database. Write one number, as in {example}, and name the run '
+            'with run=.'
         )
+
+
+def _check_sentinels(url: str, parts: SplitResult, name: str) -> None:
+    if not all(_HOST.fullmatch(host) for host in _sentinels(parts)):
+        raise ConfigError(
+            f'the URL of {address_of(url)} is malformed. Separate the addresses of the sentinels by commas, as in '
+            'redis+sentinel://host1:26379,host2:26379,host3:26379/mymaster.'
+        )
+    if not _PRIMARY_NAME.fullmatch(name):
+        raise ConfigError(
+            f'the URL of {address_of(url)} names no primary. Write its name in "sentinel monitor" behind the hosts, as '
+            'in redis+sentinel://host:26379/mymaster.'
+        )
+
+
+def _sentinels(parts: SplitResult) -> List[str]:
+    return parts.netloc.rpartition('@')[2].split(',')
+
+
+def has_sentinels(url: str) -> bool:
+    """True if the URL names sentinels, which know the server."""
+    return scheme_of(url) in _WITH_SENTINELS
+
+
+class SentinelUrl(NamedTuple):
+    """
+    Overview:
+        The parts of a ``redis+sentinel://`` URL.
+    Attributes:
+        - hosts: Host and port of each sentinel, as they are written in URLs.
+        - primary: The primary's name in the sentinels.
+        - scheme: Scheme of the server's URL: redis or rediss.
+        - user: User and password of the server, as they are written in URLs, with the "@".
+        - query: The query of the server's URL.
+    """
+
+    hosts: Tuple[str, ...]
+    primary: str
+    scheme: str
+    user: str
+    query: str
+
+    @classmethod
+    def parse(cls, url: str) -> SentinelUrl:
+        """Split a URL that ``check_url`` has accepted."""
+        parts = urlsplit(url)
+        matches = [_HOST.fullmatch(host) for host in _sentinels(parts)]
+        hosts = [f'{match[1]}:{match[2] or _SENTINEL_PORT}' for match in matches if match]
+        user, at, _ = parts.netloc.rpartition('@')
+        return cls(tuple(hosts), parts.path.strip('/'), parts.scheme.partition('+')[0], user + at, parts.query)
+
+    def server_url(self, host: str, port: int) -> str:
+        """Return the URL of the server at an address that a sentinel named."""
+        address = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+        return f'{self.scheme}://{self.user}{address}' + (f'?{self.query}' if self.query else '')
 
 
 def root_of(url: str) -> Optional[str]:

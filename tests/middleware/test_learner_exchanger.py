@@ -240,6 +240,8 @@ def test_chunk_that_cannot_be_unpickled_is_skipped(store, monkeypatch):
         ('redis://host?ssl_certfile=c.pem', False),
         ('REDIS://host', False),
         ('redis+sentinel://host:26379/primary', False),
+        ('redis+sentinel://:pw@host:26379,other/primary', True),
+        ('rediss+sentinel://host/primary?ssl_certfile=c.pem', True),
         ('rediss+cluster://host?ssl_certfile=c.pem', True),
         ('tcp://host', False),
     ],

@@ -29,7 +29,7 @@ from ding_store.storage.redis.replies import ReplyKind, code_of, meaning_of
 from ding_store.storage.redis.server_checks import examine
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, FaultyStore, chunk, number_of
-from ding_store.storage.urls import address_of
+from ding_store.storage.urls import SentinelUrl, address_of, check_url
 
 
 def copied(store):
@@ -69,8 +69,16 @@ PY_OPTIONS = (
 @pytest.mark.parametrize(
     ('url', 'match'),
     [
-        ('rediss+sentinel://h', 'known are memory'),
-        ('redis+sentinel://h', 'not yet supported'),
+        ('redis+sentinel://h', 'names no primary'),
+        ('rediss+sentinel://h,i:1/', 'names no primary'),
+        ('redis+sentinel://h/a/b', 'names no primary'),
+        ('redis+sentinel://h,/m', 'Separate the addresses'),
+        ('redis+sentinel://h:port/m', 'Separate the addresses'),
+        ('redis+sentinel://user:secret@h;i/m', 'Separate the addresses'),
+        ('redis+sentinel://:secret/x@h/m', 'percent-encode'),
+        ('redis+sentinel://h/m?db=x', 'names no database.*mymaster'),
+        ('redis+sentinel://h/m?ssl_certfile=x', 'malformed'),
+        ('redis+sentinel://h/m?reconnect_timeout_s=1', 'keyword'),
         ('redis+cluster://h', 'not yet supported'),
         ('reds://user:secret@h', r'did you mean redis(s)?://'),
         ('localhost:6379', 'redis://localhost:6379'),
@@ -151,7 +159,7 @@ def fake_server(info):
         ('redis_version:7.2.4\r\nrun_id:x', 'run_id'),
         ('role:master', '6.2 is needed'),
         ('redis_version:unstable', '6.2 is needed'),
-        ('redis_version:7.2.4\r\nredis_mode:sentinel', 'Sentinel.*primary'),
+        ('redis_version:7.2.4\r\nredis_mode:sentinel', r'Sentinel.*Use redis\+sentinel://HOST:PORT/NAME'),
     ],
 )
 def test_other_server_is_refused_by_name(info, match):
@@ -169,16 +177,29 @@ def test_another_program_is_no_redis_server(tmp_path):
             server.shutdown()
 
 
-def test_sentinel_is_refused_by_name(redis_binary):
-    server = RedisServer(redis_binary)
-    config = server.directory / 'sentinel.conf'
-    config.write_text(
-        f'port 0\nunixsocket {server.socket}\ndir {server.directory}\nlogfile {server.directory}/redis.log'
-    )
-    server._command = [redis_binary, str(config), '--sentinel']
-    with server:
-        with pytest.raises(errors.StoreUnsuitable, match='is a Redis Sentinel.*address of the primary'):
-            open_store(server.url)
+@pytest.mark.parametrize(
+    ('url', 'hosts', 'server'),
+    [
+        ('redis+sentinel://a,b:1/m', ['a:26379', 'b:1'], 'redis://10.0.0.1:6379'),
+        ('rediss+sentinel://u:p%40@[::1]:5,b/m?db=1', ['[::1]:5', 'b:26379'], 'rediss://u:p%40@10.0.0.1:6379?db=1'),
+    ],
+)
+def test_sentinel_url_names_sentinels_and_server(url, hosts, server):
+    check_url(url)
+    parts = SentinelUrl.parse(url)
+    assert (list(parts.hosts), parts.primary) == (hosts, 'm')
+    assert parts.server_url('10.0.0.1', 6379) == server
+    assert parts.server_url('fe80::1', 7).endswith('[fe80::1]:7' + server.partition('6379')[2])
+
+
+def test_sentinel_url_has_defaults_for_hung_primaries():
+    def timeouts(url, **options):
+        with RedisStore(url, connect=False, **options) as store:
+            return store.client.server._connection._options.socket_timeout_s, store.client.check_every_s
+
+    assert timeouts('redis://h') == (10.0, 5.0)
+    assert timeouts('redis+sentinel://h/m') == (3.0, 2.0)
+    assert timeouts('rediss+sentinel://h/m', socket_timeout_s=4.0, check_every_s=1.0) == (4.0, 1.0)
 
 
 def test_database_that_does_not_exist_is_refused(forgetful_server):

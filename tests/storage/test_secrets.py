@@ -75,6 +75,8 @@ def failing(call):
         'redis://:hunter2[x@127.0.0.1:1',
         f'reds://:{QUOTED}@host',
         f'redis+sentinel://:{QUOTED}@host',
+        f'redis+sentinel://user:{QUOTED}@127.0.0.1:1,127.0.0.1:2/primary',
+        f'redis+sentinel://:{SECRET}@127.0.0.1:1/primary',
         f'redis:user:{QUOTED}@host',
         'redis:/user:hunter2@host',
         'unix:/user:hunter2@x',
@@ -145,6 +147,7 @@ def test_configs_are_saved_so_passwords_are_refused(monkeypatch):
     monkeypatch.delenv('DING_STORE_URL', raising=False)
     for url in (
         f'redis://:{QUOTED}@host',
+        f'redis+sentinel://:{QUOTED}@a:1,b:2/primary',
         f'redis://:{SECRET}@host',
         f'unix://user:{QUOTED}@/tmp/x.sock',
         f'redis://host?password={QUOTED}',

@@ -1,7 +1,10 @@
 """rediss://: an authority of one's own, client certificates, and every way to get it wrong."""
 
+import contextlib
 import shutil
 import socket
+import socketserver
+import threading
 from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from urllib.parse import quote, urlencode
 
@@ -13,6 +16,7 @@ from redis_server import RedisServer
 
 from ding_store import errors
 from ding_store.doctor.redis_checks import check_store
+from ding_store.environment import ENV_SENTINEL_PASSWORD, ENV_SENTINEL_TLS, ENV_SENTINEL_USER
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
@@ -165,3 +169,48 @@ def test_certificate_missing_during_a_reconnect_is_awaited(proxy, authority, tmp
             waiting.result(WAIT_S)
         assert [number_of(entry) for entry in store.read('s')] == [0, 1]
         store.retire()
+
+
+@contextlib.contextmanager
+def sentinel_for(port, logins):
+    """As much of a sentinel as a client asks for: the primary is at this port. The one in the wheel speaks no TLS."""
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            while line := self.rfile.readline():
+                words = [self.rfile.readline() and self.rfile.readline().strip() for _ in range(int(line[1:]))]
+                if words[0] == b'AUTH':
+                    logins.append(words[1:])
+                address = b'*2\r\n$9\r\n127.0.0.1\r\n$%d\r\n%d\r\n' % (len(str(port)), port)
+                self.wfile.write(address if words[0] == b'SENTINEL' else b'+OK\r\n')
+
+    with socketserver.ThreadingTCPServer(('127.0.0.1', 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        try:
+            yield server.server_address
+        finally:
+            server.shutdown()
+
+
+def test_sentinels_and_servers_with_tls_are_accepted(proxy, authority, strangers, monkeypatch):
+    def of_sentinel(port, authority):
+        return url(port, authority, authority).replace('rediss://', 'rediss+sentinel://').replace('?', '/mymaster?')
+
+    logins = []
+    with (
+        sentinel_for(proxy.port, logins) as address,
+        Proxy(address, tls=authority.context('server', wants_client=True)) as sentinel,
+    ):
+        monkeypatch.setenv(ENV_SENTINEL_USER, 'asker')
+        monkeypatch.setenv(ENV_SENTINEL_PASSWORD, 'se/cr@t')
+        with open_store(of_sentinel(sentinel.port, authority), 'tls') as store:
+            assert store.address == f'rediss+sentinel://127.0.0.1:{sentinel.port}/mymaster'
+            exercise(store)
+        assert set(map(tuple, logins)) == {(b'asker', b'se/cr@t')}
+        with pytest.raises(errors.StoreDenied, match='TLS failed with the sentinels.*ssl_ca_certs=') as caught:
+            open_store(of_sentinel(sentinel.port, strangers))
+        assert 'se/cr@t' not in str(caught.value)
+        monkeypatch.setenv(ENV_SENTINEL_TLS, '0')
+        with open_store(of_sentinel(address[1], authority), 'tls') as store:
+            exercise(store)

@@ -26,6 +26,7 @@ from ding_store.storage.options import RedisOptions
 from ding_store.storage.protocol import Availability
 from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
+from ding_store.storage.redis.sentinels import sentinels_of
 from ding_store.storage.redis.server_checks import (
     ServerGeneration,
     check_files,
@@ -53,6 +54,8 @@ _ERRORS = {
 _CONNECT_S, _START_S = 10.0, 30.0
 #: Limits of the time that one attempt to reconnect has.
 _TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
+#: Longest pause between two attempts. Sentinels name another primary within seconds, so their clients look more often.
+_PAUSE_S, _SENTINEL_PAUSE_S = 1.0, 0.25
 
 #: Interval in which a non-blocking call checks if the server is away, while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
@@ -65,7 +68,7 @@ class Connection(Availability):
     Overview:
         A pool of connections to one server, made when first needed. Thread-safe.
     Arguments:
-        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
+        - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
     """
 
@@ -73,6 +76,7 @@ class Connection(Availability):
         self.address = address_of(url) if directory is None else f'embedded://{directory}'
         self.num_sessions = 0
         self._url = url
+        self._sentinels = sentinels_of(url)
         self._directory = directory
         self._options = options
         #: Called once after each reconnect, by the next call that may block: the server may have lost its memory.
@@ -163,7 +167,7 @@ class Connection(Availability):
                 raise self._unavailable(what, error) from error
             # Spread the attempts: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
-            delay_s = min(1.0, delay_s * 2)
+            delay_s = min(_PAUSE_S if self._sentinels is None else _SENTINEL_PAUSE_S, delay_s * 2)
 
     def _wait_began(self) -> float:
         """Return when the wait began that this thread's calls share, or the current time if they share none."""
@@ -290,9 +294,9 @@ class Connection(Availability):
         with self._turn_to_open(until):
             session = self._session
             if session is None:
-                url, num_ends = self._target(until)
                 if self.num_sessions == 0:
-                    check_files(url)
+                    check_files(self._url)
+                url, num_ends = self._target(until)
                 generation = ServerGeneration(self.address, num_ends)
                 client = make_client(
                     url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
@@ -345,6 +349,8 @@ class Connection(Availability):
 
     def _target(self, until: float) -> Tuple[str, int]:
         """Return the server's URL, and how often its data was put aside."""
+        if self._sentinels is not None:
+            return self._sentinels.find_primary(), 0
         if self._directory is None:
             return self._url, 0
         from ding_store.storage.embedded.private_server import (  # Only embedded servers need this import.
@@ -403,12 +409,15 @@ class Connection(Availability):
             return StoreUnavailable(self._explained(what, error))
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
-        if self._url.startswith('rediss:') and speaks_plainly(self._url):
+        url = self._url if self._sentinels is None else self._sentinels.server_url
+        if url.startswith('rediss:') and speaks_plainly(url):
             return StoreDenied(
                 f'{what}: {self.address} does not speak TLS. Use redis:// in the URL, or set its tls-port.'
             )
-        if self._url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(self._url):
+        if url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(url):
             return StoreDenied(f'{what}: {self.address} speaks TLS. Use rediss://, see docs/howto/security.md.')
+        if self._sentinels is not None:
+            return StoreUnavailable(f'{what}: {self._sentinels.explain_away()}. Cause: {error}')
         if self._directory is None:
             return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(

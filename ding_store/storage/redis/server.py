@@ -43,7 +43,7 @@ class RedisServer(Server):
     Overview:
         The commands of one writer to a Redis server. It connects with the first one.
     Arguments:
-        - url (:obj:`str`): ``redis://``, ``rediss://`` or ``unix://``. Unused if there is a directory.
+        - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
     """
 

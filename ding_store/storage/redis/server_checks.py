@@ -59,13 +59,13 @@ def make_client(url: str, connected: Callable[[Any], None], socket_timeout_s: fl
 def check_files(url: str) -> None:
     """
     Overview:
-        Check that this process can read the certificate files that a ``rediss://`` URL names. Call it before the
-        first connection only: redis-py's own error comes late and names no file. Later a missing file may be one
-        that is being replaced.
+        Check that this process can read the certificate files that a URL with TLS names. Call it before the first
+        connection only: redis-py's own error comes late and names no file. Later a missing file may be one that is
+        being replaced.
     Raises:
         - ConfigError: This process cannot read one of them.
     """
-    for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss:') else ():
+    for name, path in parse_qsl(urlsplit(url).query) if url.startswith('rediss') else ():
         if name in _FILES and not os.access(path, os.R_OK):
             # Name no path: errors show nothing of a URL's query.
             raise ConfigError(f'cannot read the {name} in the URL of {address_of(url)}. Check its path and its rights.')
@@ -145,7 +145,10 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         - redis.RedisError: Not yet: it is loading its data, or is a replica that may become the primary.
     """
     if facts.get('redis_mode') == 'sentinel':
-        raise StoreUnsuitable(f'{address} is a Redis Sentinel, which keeps no data. Use the address of the primary.')
+        raise StoreUnsuitable(
+            f'{address} is a Redis Sentinel, which keeps no data. Use redis+sentinel://HOST:PORT/{_primary_in(facts)} '
+            'with the addresses of all sentinels.'
+        )
     version = facts.get('redis_version', '')
     if _numbers(version) < MIN_VERSION:
         needed = '.'.join(map(str, MIN_VERSION))
@@ -160,8 +163,15 @@ def examine(facts: Mapping[str, str], address: str) -> str:
     if facts.get('loading', '0') != '0':
         raise redis.exceptions.BusyLoadingError('loading:1')
     if facts.get('role') == 'slave':
-        raise redis.exceptions.ReadOnlyError('role:slave')
+        primary = f'{facts.get("master_host", "")}:{facts.get("master_port", "")}'
+        raise redis.exceptions.ReadOnlyError(f'its primary is {primary}')
     return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
+
+
+def _primary_in(facts: Mapping[str, str]) -> str:
+    """Return the primary's name in the INFO of a sentinel: master0:name=mymaster,status=ok,address=..."""
+    found = re.match('name=([^,]*)', facts.get('master0', ''))
+    return found[1] if found else 'NAME'
 
 
 def speaks_plainly(url: str, timeout_s: float = 2.0) -> bool:

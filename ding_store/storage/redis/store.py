@@ -8,6 +8,7 @@ from typing import Any, Callable, Dict, Tuple
 from ding_store.errors import ConfigError
 from ding_store.storage.options import (
     ALL_OPTIONS,
+    SENTINEL_DEFAULTS,
     HostOptions,
     check_name,
     redis_options,
@@ -16,14 +17,15 @@ from ding_store.storage.options import (
 )
 from ding_store.storage.redis.server import RedisServer
 from ding_store.storage.store import NO_HOST_CACHE, Store
-from ding_store.storage.urls import check_url, directory_of, embedded_url, scheme_of
+from ding_store.storage.urls import check_url, directory_of, embedded_url, has_sentinels, scheme_of
 
 
 class RedisStore(Store):
     """
     Overview:
-        A store in the server of a ``redis://``, ``rediss://``, ``unix://`` or ``embedded://`` URL. Pickles as its
-        URL and options. A copy made by unpickling or ``fork`` opens its own connections and is a new writer.
+        A store in the server of a ``redis://``, ``rediss://``, ``unix://`` or ``embedded://`` URL, or in the primary of
+        a ``redis+sentinel://`` or ``rediss+sentinel://`` URL. Pickles as its URL and options. A copy made by unpickling
+        or ``fork`` opens its own connections and is a new writer.
     Arguments:
         - connect (:obj:`bool`): True: connect now. False: connect on the first use.
         - host (:obj:`HostOptions`): Use, place and size of the host cache.
@@ -42,6 +44,8 @@ class RedisStore(Store):
         self._url = url
         self._options = dict(options)
         check_url(url)
+        if has_sentinels(url):
+            options = {**SENTINEL_DEFAULTS, **options}
         self._directory = directory = directory_of(url, run)
         streams, redis = stream_options(options), redis_options(options)
         refuse_rest(scheme_of(url), options, ALL_OPTIONS)
