@@ -123,7 +123,7 @@ class SaveWriter:
         self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
         groups = [] if store.schema is None else columns_by_pool(self._table.columns.current)
         frames = [[next(iter(group.values())).frame_shape, list(group)] for group in groups]
-        header = {
+        header: Dict[str, Any] = {
             'version': VERSION_OF_FRAMES if frames else VERSION,
             'schema': None if schema is None else schema.to_json(),
             'columns': [(each.name, each.dtype, each.shape) for each in columns],
