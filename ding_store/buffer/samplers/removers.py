@@ -90,7 +90,8 @@ class Reservoir(RowListener):
         if leaving is not None and len(leaving) == num_rows:
             return self._index.find(leaving)[0].astype(np.intp)
         live = self._index.live_slots
-        return live[self._random.permutation(len(live))[:num_rows]].astype(np.intp)
+        drawn: Array = live[self._random.permutation(len(live))[:num_rows]].astype(np.intp)
+        return drawn
 
     def continue_from(self, other: Reservoir) -> None:
         """Continue with the count and the generator's state of another reservoir."""

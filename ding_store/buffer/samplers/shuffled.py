@@ -278,8 +278,9 @@ class Shuffled(InOrder):
         return {name: np.array(value, kinds.get(name, np.int64)) for name, value in place._asdict().items()}
 
     def load_state(self, state: Mapping[str, Array]) -> None:
-        values = {name: np.asarray(state[name]).tolist() for name in Place._fields}
-        place = Place(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+        values: Dict[str, Any] = {name: np.asarray(state[name]).tolist() for name in Place._fields}
+        keys, owed = tuple(values.pop('keys')), tuple(values.pop('owed'))
+        place = Place(**values, keys=keys, owed=owed)
         with self._epochs.index.lock:
             self._epochs.move_to(place)
 
