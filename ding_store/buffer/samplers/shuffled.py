@@ -279,8 +279,8 @@ class Shuffled(InOrder):
 
     def load_state(self, state: Mapping[str, Array]) -> None:
         values: Dict[str, Any] = {name: np.asarray(state[name]).tolist() for name in Place._fields}
-        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
-        place = Place(**{**values, **lists})
+        keys, owed = tuple(values.pop('keys')), tuple(values.pop('owed'))
+        place = Place(**values, keys=keys, owed=owed)
         with self._epochs.index.lock:
             self._epochs.move_to(place)
 
