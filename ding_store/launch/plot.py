@@ -6,6 +6,7 @@ import os
 import sys
 from typing import List, Sequence
 
+from ding_store import private_files
 from ding_store.errors import ConfigError
 from ding_store.metrics.history import FILE, read_history
 
@@ -50,7 +51,7 @@ def _path_of(run: str) -> str:
 
 def note_history(log_dir: str, path: str) -> None:
     """Write the path of a run's history beside its logs, so that ``plot`` finds it by the run's name."""
-    with open(os.path.join(log_dir, POINTER), 'w', encoding='utf-8') as file:
+    with open(os.path.join(log_dir, POINTER), 'w', encoding='utf-8', opener=private_files.opener) as file:
         file.write(path + '\n')
 
 

@@ -8,7 +8,7 @@ from ditk import logging
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.table.frame_references import checked_references, distinct_frames
-from ding_store.buffer.table.frame_sharing import columns_by_frame
+from ding_store.buffer.table.frame_sharing import columns_by_frame, lag_of
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 from ding_store.errors import SchemaMismatch
 from ding_store.storage.base import Entry
@@ -44,7 +44,8 @@ class FrameSharing:
                 self._left[spec] -= 1
                 continue
             parts = [columns[name].reshape(-1, *spec[1]) for name in num_frames]
-            frames, references = distinct_frames(parts)
+            lags = [lag_of(specs[name], len(spec[1])) for name in num_frames]
+            frames, references = distinct_frames(parts, lags)
             if frames.nbytes + references.nbytes > _MAX_PART * len(references) * spec_bytes(spec):
                 self._left[spec] = self._pauses[spec] = min(2 * self._pauses.get(spec, 0) + 1, _MAX_PAUSE)
                 continue

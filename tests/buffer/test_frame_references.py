@@ -27,7 +27,7 @@ def test_distinct_frames_are_those_with_different_bytes(monkeypatch: Any, compil
     parts = [[3, 1, 3, 2], [7], [1, 7, 8, 8, 9]]
     made = [frames_of(numbers) for numbers in parts]
     made[2] = made[2].transpose(0, 2, 1).copy().transpose(0, 2, 1)  # not contiguous
-    frames, numbers = distinct_frames(made)
+    frames, numbers = distinct_frames(made, [0] * len(made))
     assert np.array_equal(frames, frames_of([3, 1, 2, 7, 8, 9]))
     assert np.array_equal(frames[numbers], frames_of([number for part in parts for number in part]))
     assert numbers.dtype == np.int32
@@ -38,7 +38,7 @@ def test_distinct_frames_differ_in_single_bits() -> None:
     frames[1] = -0.0
     for place in range(2, 10):
         frames[place].view(np.uint8).reshape(-1)[-place] = 1
-    found, numbers = distinct_frames([frames, frames[::-1]])
+    found, numbers = distinct_frames([frames, frames[::-1]], [1, 0])
     assert found.tobytes() == frames.tobytes()
     assert numbers.tolist() == [*range(10), *range(9, -1, -1)]
 

@@ -19,7 +19,7 @@ def advice(monkeypatch):
 
 
 def filled(path, shape=ROW):
-    buffer = StoreBuffer(8, path=path, seed=0)
+    buffer = StoreBuffer(8, path=path, seed=0, share_frames=False)
     buffer.extend({'obs': np.arange(8, dtype=np.float32).reshape(8, 1, 1, 1) * np.ones(shape, np.float32)})
     return buffer
 

@@ -28,7 +28,7 @@ RUNS = (f'shared{number}' for number in itertools.count())
 SIZE = 40
 RNG = np.random.default_rng(0)
 LEVELS = torch.from_numpy(RNG.integers(0, 256, (400, SIZE, SIZE)).astype(np.float32)) / 255
-VECTORS = torch.from_numpy(RNG.normal(size=(400, 300)).astype(np.float32))
+VECTORS = torch.from_numpy(RNG.normal(size=(400, 1100)).astype(np.float32))
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_chunk_with_other_leaves_shares_only_frames(store):
     write(store, [elements, elements])
     entry = store.read(STREAM)[0]
     assert sorted(entry.header['shared']) == ['next_obs', 'obs']
-    assert entry.arrays['other'].shape == (8, 300)
+    assert entry.arrays['other'].shape == (8, 1100)
     learner.take()
     rows = rows_in(buffer_)
     assert_same(rows, elements * 2)

@@ -285,7 +285,7 @@ def test_slow_connection_is_announced(monkeypatch, caplog, is_slow):
 SLOW = """
 import sys, threading
 from ding_store.config import StoreConfig
-from ding_store.middleware import run_session
+from ding_store.run import session
 
 class Errors:
     def write(self, text):
@@ -300,8 +300,8 @@ def connect(*arguments, **options):
     assert written.wait(60)
 
 written, sys.stderr = threading.Event(), Errors()
-run_session.NOTICE_AFTER_S, run_session.open_store = 0.0, connect
-run_session.RunSession(StoreConfig(url='redis://host:1')).store
+session.NOTICE_AFTER_S, session.open_store = 0.0, connect
+session.RunSession(StoreConfig(url='redis://host:1')).store
 print('torch' in sys.modules)
 """
 

@@ -195,8 +195,8 @@ def test_package_reads_no_clock_that_jumps():
     root, clocks = Path(ding_store.__file__).parent, re.compile(r"\btime\.time\b|\btime_ns\b|\bdatetime\b|call\('TIME'")
     files = [path for ending in ('py', 'lua') for path in root.rglob(f'*.{ending}')]
     asking = {str(path.relative_to(root)) for path in files if clocks.search(path.read_text())}
-    # When weights were sent, for another host. Dates that users read: of a report, a member, a record of a run.
-    dates = {'compare/results.py', 'launch/status.py', 'metrics/record.py', 'run/session.py'}
+    # When weights were sent, for another host. Dates that users read: of a report, a member, a record or files.
+    dates = {'compare/results.py', 'launch/clean.py', 'launch/status.py', 'metrics/record.py', 'run/session.py'}
     assert asking == {'middleware/weights.py', *dates}
 
 

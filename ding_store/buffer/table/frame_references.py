@@ -126,12 +126,13 @@ def pool_references(columns: Mapping[str, FrameReferences], shared: Mapping[str,
     return found
 
 
-def distinct_frames(parts: Sequence[Array]) -> Tuple[Array, Array]:
+def distinct_frames(parts: Sequence[Array], lags: Sequence[int]) -> Tuple[Array, Array]:
     """
     Overview:
         Find the distinct frames of several arrays. Two frames are one only if all their bytes are equal.
     Arguments:
         - parts (:obj:`Sequence[np.ndarray]`): Frames ``(n, *shape)`` of one dtype and shape.
+        - lags (:obj:`Sequence[int]`): Of each part, see ``FramePool.intern``.
     Returns:
         - frames (:obj:`np.ndarray`): The distinct frames, in the order in which they come first.
         - numbers (:obj:`np.ndarray`): The number of each frame of all parts, ``(sum of n,)``, int32.
@@ -152,9 +153,9 @@ def distinct_frames(parts: Sequence[Array]) -> Tuple[Array, Array]:
     hashes, counts = np.empty(num_frames, np.uint64), np.empty(num_frames, np.int32)
     free, state = np.empty(1, np.int32), np.zeros(3, np.int64)
     num_bytes, num_done = frames[:1].nbytes, 0
-    for part in map(np.ascontiguousarray, parts):
+    for part, lag in zip(map(np.ascontiguousarray, parts), lags):
         addresses = part.ctypes.data, num_bytes, frames.ctypes.data
         found = numbers[num_done : num_done + len(part)]
-        kernels.intern(*addresses, hashes, counts, table, free, state, _ALL_BITS, found, 0)
+        kernels.intern(*addresses, hashes, counts, table, free, state, _ALL_BITS, lag, found, 0)
         num_done += len(part)
     return frames[: numbers.max(initial=-1) + 1], numbers

@@ -59,22 +59,14 @@ class Shared(NamedTuple):
         """The dtype and shape of the references of one row."""
         return REFERENCE, (self.num_frames,)
 
-    @property
-    def lag(self) -> int:
-        """
-        The distance of a frame from the equal one of the step before. Each step's stack is that of the step before,
-        moved by one frame.
-        """
-        shape = self.spec[1][: len(self.spec[1]) - len(self.pool.frames.shape[1:])]
-        return shape[-1] - 1 if shape else 0
-
     def as_frames(self, values: Array) -> Array:
         """Return values ``(n, *shape)`` as frames ``(n * num_frames, *frame shape)``."""
         return values.reshape(len(values) * self.num_frames, *self.pool.frames.shape[1:])
 
     def intern(self, values: Array) -> Array:
         """Return references ``(n, num_frames)`` to the frames of values ``(n, *shape)``, each counted once more."""
-        return self.pool.intern(self.as_frames(values), self.lag).reshape(len(values), self.num_frames)
+        numbers = self.pool.intern(self.as_frames(values), lag_of(self.spec, self.pool.frames.ndim - 1))
+        return numbers.reshape(len(values), self.num_frames)
 
 
 class FrameListener(RowListener):
@@ -188,6 +180,15 @@ def _fits_memory(found: Mapping[ColumnSpec, Mapping[str, int]], capacity: int) -
             free_space.format_bytes(memory),
         )
     return fits
+
+
+def lag_of(spec: ColumnSpec, num_axes: int) -> int:
+    """
+    Return the distance of a frame from the equal one of the step before. Each step's stack is that of the step before,
+    moved by one frame. A frame has the last ``num_axes`` axes of a value.
+    """
+    stack = spec[1][: len(spec[1]) - num_axes]
+    return stack[-1] - 1 if stack else 0
 
 
 def frame_of(spec: ColumnSpec) -> Tuple[int, ColumnSpec]:
