@@ -10,16 +10,12 @@ import torch
 from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
+from live_rows import LiveRows, push
 
-from ding_store.buffer import Lifo, StoreBuffer, Uniform, limited
+from ding_store.buffer import Lifo, StoreBuffer, limited
 from ding_store.buffer.table.rows import RowListener
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
-
-
-def push(buffer: StoreBuffer, count: int) -> None:
-    first = int(buffer.table.next_row)
-    buffer.extend({'x': np.arange(first, first + count)})
 
 
 def filled(count: int, size: int = 20, **options: Any) -> StoreBuffer:
@@ -145,38 +141,12 @@ def test_a_copy_of_a_stack_continues_in_its_path(tmp_path: Path) -> None:
     buffer.close()
 
 
-class LifoModel(RuleBasedStateMachine):
+class LifoModel(LiveRows):
     @initialize(size=st.integers(1, 12))
     def make(self, size: int) -> None:
         self.buffer, self.size = StoreBuffer(size, sampler=Lifo()), size
-        self.live: List[int] = []
-        self.sampled: Set[int] = set()
-
-    @rule(count=st.integers(1, 15))
-    def push(self, count: int) -> None:
-        first = int(self.buffer.table.next_row)
-        push(self.buffer, count)
-        self.live = [*self.live, *range(first, first + count)][-self.size :]
-
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        rows = data.draw(st.lists(st.sampled_from([-1, *self.live]), max_size=4))
-        self.buffer.delete([str(row) for row in rows])
-        self.live = [row for row in self.live if row not in rows]
-
-    @rule(size=st.integers(1, 12))
-    def resize(self, size: int) -> None:
-        self.buffer.resize(size)
-        self.size, self.live = size, self.live[-size:]
-
-    @rule()
-    def clear(self) -> None:
-        self.buffer.clear()
         self.live = []
-
-    @rule()
-    def duplicate(self) -> None:
-        self.buffer = copy.deepcopy(self.buffer)
+        self.sampled: Set[int] = set()
 
     @rule(size=st.integers(1, 6))
     def sample(self, size: int) -> None:
@@ -189,11 +159,6 @@ class LifoModel(RuleBasedStateMachine):
             return
         assert rows == waiting[:size]
         self.sampled.update(rows)
-
-    @rule()
-    def sample_with_another(self) -> None:
-        if self.live:
-            self.buffer.view(Uniform(0)).sample_batch(1)
 
 
 TestLifoModel = LifoModel.TestCase

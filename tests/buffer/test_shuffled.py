@@ -9,16 +9,12 @@ import pytest
 from examples import MORE
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+from hypothesis.stateful import initialize, rule
+from live_rows import LiveRows, push
 
-from ding_store.buffer import Shuffled, StoreBuffer, Uniform, limited
+from ding_store.buffer import Shuffled, StoreBuffer, limited
 from ding_store.buffer.samplers.shuffled import Permutation
 from ding_store.errors import ConfigError, NotEnoughData
-
-
-def push(buffer: StoreBuffer, count: int) -> None:
-    first = int(buffer.table.next_row)
-    buffer.extend({'x': np.arange(first, first + count)})
 
 
 def filled(count: int, size: int = 30, seed: Any = 0, **options: Any) -> StoreBuffer:
@@ -185,40 +181,14 @@ def test_every_order_is_equally_likely(count: int) -> None:
     assert chi_square(pairs[~np.eye(count, dtype=bool)]) < limit + count
 
 
-class ShuffledModel(RuleBasedStateMachine):
+class ShuffledModel(LiveRows):
     """The model is the set of rows that the epoch still owes."""
 
     @initialize(size=st.integers(1, 12), seed=st.integers(0, 99))
     def make(self, size: int, seed: int) -> None:
         self.buffer, self.size = StoreBuffer(size, sampler=Shuffled(seed)), size
-        self.live: List[int] = []
-        self.left: Set[int] = set()
-
-    @rule(count=st.integers(1, 15))
-    def push(self, count: int) -> None:
-        first = int(self.buffer.table.next_row)
-        push(self.buffer, count)
-        self.live = [*self.live, *range(first, first + count)][-self.size :]
-
-    @rule(data=st.data())
-    def delete(self, data: st.DataObject) -> None:
-        rows = data.draw(st.lists(st.sampled_from([-1, *self.live]), max_size=4))
-        self.buffer.delete([str(row) for row in rows])
-        self.live = [row for row in self.live if row not in rows]
-
-    @rule(size=st.integers(1, 12))
-    def resize(self, size: int) -> None:
-        self.buffer.resize(size)
-        self.size, self.live = size, self.live[-size:]
-
-    @rule()
-    def clear(self) -> None:
-        self.buffer.clear()
         self.live = []
-
-    @rule()
-    def duplicate(self) -> None:
-        self.buffer = copy.deepcopy(self.buffer)
+        self.left: Set[int] = set()
 
     @rule(size=st.integers(1, 8))
     def sample(self, size: int) -> None:
@@ -236,11 +206,6 @@ class ShuffledModel(RuleBasedStateMachine):
             self.left = set(self.live)
             assert set(rows[len(ends) :]) <= self.left - set(ends)
             self.left -= set(rows[len(ends) :])
-
-    @rule()
-    def sample_with_another(self) -> None:
-        if self.live:
-            self.buffer.view(Uniform(0)).sample_batch(1)
 
 
 TestShuffledModel = ShuffledModel.TestCase
