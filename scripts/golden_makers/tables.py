@@ -193,7 +193,7 @@ def stacks(i: int) -> Dict[str, Any]:
 
 
 def shared_frames(path: str) -> Dict[str, Any]:
-    """Of the second version of headers: rows refer to frames."""
+    """Make a table of the second version of headers, in which rows refer to frames."""
     with closing(open_table('shared_frames', path)) as buffer:
         for i in range(6):
             buffer.push(stacks(i))

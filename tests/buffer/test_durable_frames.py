@@ -261,7 +261,7 @@ def fail_at(place: int, error: Exception, context: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize('is_exact', [True, False])
 def test_header_without_room_leaves_the_columns(is_exact: bool, tmp_path: Path, monkeypatch: Any) -> None:
-    """Of a column that becomes wider, and of one that should share no more frames."""
+    """A column becomes wider, and another should share frames no more: a full disk leaves both as they were."""
 
     def row(i: int, noise: float = 0.0) -> Dict[str, torch.Tensor]:
         return {name: value.float() / 255 + noise for name, value in element(i).items() if name != 'number'}

@@ -21,7 +21,7 @@ def frames_of(numbers: Any) -> np.ndarray:
 @pytest.mark.parametrize('compiled', [True, False])
 @pytest.mark.parametrize('bits', [0, 2, 64])
 def test_distinct_frames_are_those_with_different_bytes(monkeypatch: Any, compiled: bool, bits: int) -> None:
-    """Also if all of them have one hash."""
+    """With no bits of the hash, all frames have one hash."""
     monkeypatch.setenv(ENV_NO_NUMBA, '0' if compiled else '1')
     monkeypatch.setattr(frame_references, '_ALL_BITS', (1 << bits) - 1)
     parts = [[3, 1, 3, 2], [7], [1, 7, 8, 8, 9]]

@@ -286,7 +286,7 @@ def full(size, tmp_path):
 @pytest.mark.parametrize('size', [5, 90])
 @pytest.mark.parametrize('made', [deque, not_shared, with_path, full])
 def test_shared_chunks_arrive_in_every_buffer(store, made, size, tmp_path):
-    """Also in buffers that are smaller than a chunk, and in those that are full."""
+    """The buffers include one that is smaller than a chunk, and one that is full."""
     buffer_ = made(size, tmp_path)
     learner = Learner(store, buffer_, direct=made is not deque)
     elements = list(chunks(transition, num_chunks=4))

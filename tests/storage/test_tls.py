@@ -173,7 +173,7 @@ def test_certificate_missing_during_a_reconnect_is_awaited(proxy, authority, tmp
 
 @contextlib.contextmanager
 def sentinel_for(port, logins):
-    """As much of a sentinel as a client asks for: the primary is at this port. The one in the wheel speaks no TLS."""
+    """Stands in for a sentinel: it says that the primary is at this port. The server of the wheel has no TLS."""
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self):
