@@ -19,6 +19,7 @@ from ding_store.storage.memory.server import MemoryServer
 from ding_store.storage.memory.store import MemoryStore
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.store import Store
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
 STREAM = 'experience'
@@ -92,14 +93,15 @@ def test_close_during_retire_resends_nothing(forgetful_server, monkeypatch):
         assert learner.read(STREAM) == []
 
 
-def test_close_waits_for_a_thread_that_sends_lost_entries(monkeypatch):
-    is_lost, is_sending, is_closed = threading.Event(), threading.Event(), threading.Event()
+@pytest.mark.parametrize('end', [Store.close, Store.flush], ids=['close', 'flush'])
+def test_end_waits_for_a_thread_that_sends_lost_entries(monkeypatch, end):
+    is_lost, is_sending, is_over = threading.Event(), threading.Event(), threading.Event()
     append = MemoryServer.append
 
     def slow_append(server, request):
         if is_lost.is_set() and request.sequence:
             is_sending.set()
-            is_closed.wait(0.2)  # Meanwhile the other thread closes the store.
+            is_over.wait(0.2)  # Meanwhile the other thread closes or flushes the store.
         return append(server, request)
 
     monkeypatch.setattr(MemoryServer, 'append', slow_append)
@@ -111,10 +113,10 @@ def test_close_waits_for_a_thread_that_sends_lost_entries(monkeypatch):
         is_lost.set()
         sent = pool.submit(store.client.own_writer.check_stream, STREAM)
         assert is_sending.wait(WAIT_S)
-        store.close()
-        is_closed.set()
-        sent.result(WAIT_S)
+        end(store)
+        is_over.set()
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0, 1, 2, 3]
+        sent.result(WAIT_S)
 
 
 def test_flush_sends_remaining_entries_without_a_wait(redis_server):

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 _TURN_S = 1.0
 #: After its own deadline, how often an append checks whether the holder of the lock waits for room.
 _LOOK_EVERY_S = 0.05
-#: Maximum time that ``close`` waits for the lock of a stream. Its holder may be sending entries that the server lost.
-_CLOSE_S = 5.0
+#: Maximum time that ``flush`` and ``close`` wait for the lock of a stream. Its holder may be sending lost entries.
+_LAST_TURN_S = 5.0
 #: How many more streams, and how many seconds, before the writer looks which of its streams were deleted.
 SPARE_STREAMS = 64
 FORGET_EVERY_S = 3600.0
@@ -281,11 +281,12 @@ class Writer:
     def flush(self) -> None:
         """
         Overview:
-            Send once more the entries that are queued: a full stream may have room again. This does not wait for room.
+            Send once more the entries that are queued: a full stream may have room again. This waits for a thread that
+            is sending them, but not for one that waits for room.
         """
         for stream_writer in self._all_stream_writers():
             if stream_writer.outbox.num_queued:
-                self._check(stream_writer)
+                self._check(stream_writer, 0.0 if stream_writer.is_waiting else _LAST_TURN_S)
 
     def close_for_writing(self) -> None:
         """Send nothing more to a stream that was deleted since: see ``Store.close_for_writing``."""
@@ -305,7 +306,7 @@ class Writer:
             outbox = stream_writer.outbox
             if len(outbox) and not is_away():
                 with suppress(StoreError):
-                    self._check(stream_writer, _CLOSE_S)
+                    self._check(stream_writer, _LAST_TURN_S)
             if outbox.num_left:
                 logger.warning('closed with %d entries of %r not sent', outbox.num_left, outbox.stream)
             elif len(outbox) and not (is_kept or stream_writer.may_drop) and is_away():
