@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from redis_server import RedisServer, left_by_runs
 
+from ding_store.errors import VersionConflict
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import seal
 from ding_store.storage.memory.log import Log
@@ -216,6 +217,9 @@ def test_retired_run_leaves_no_key(redis_server):
         store.register('experience', 'learner')
         store.put('weights/main', {}, {})
         store.add('collectors', 1)
+        lease = store.put('lease', {}, {})
         store.retire(last=('weights/main',))
+        with pytest.raises(VersionConflict):  # a lease that is given up behind the end
+            store.put('lease', {}, {}, lease)
     with redis_server.client() as client:
         assert not left_by_runs(client, 'ding:{retired*')

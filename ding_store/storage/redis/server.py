@@ -128,18 +128,23 @@ class RedisServer(Server):
     def put(
         self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
     ) -> ValueVersion:
-        self._keys.list_name('value', name)
+        self._list_value(name, expected_version)
         version, is_first = self._values.put(name, payload, reference, expected_version)
         if is_first:
             self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
         return version
 
     def decide(self, name: str, payload: Pieces, expected_version: Optional[int] = None) -> Decided:
-        self._keys.list_name('value', name)
+        self._list_value(name, expected_version)
         decided, is_first = self._values.decide(name, payload, expected_version, self.min_replicas)
         if is_first:
             self._keys.list_name('value', name, again=True)
         return decided
+
+    def _list_value(self, name: str, expected_version: Optional[int]) -> None:
+        """Put a value on the list of names, unless it is there: a version to replace was listed when it was put."""
+        if not expected_version:
+            self._keys.list_name('value', name)
 
     def generation(self, name: str) -> str:
         return self._connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
