@@ -60,7 +60,7 @@ class Client:
         with self.server.availability_of(stream).one_wait():
             place = self.own_writer.append(stream, payload, timeout_s)
         # After the append: an append that reaches no server reports the fate of its entry and has waited enough.
-        if not self.availability.is_nonblocking:
+        if self._writer.is_check_due and not self.availability.is_nonblocking:
             with suppress(StoreError), self.availability.nonblocking():
                 self._writer.check()
         return place

@@ -216,12 +216,17 @@ class Writer:
             Streams whose lock is taken are skipped: the thread that holds it sends their entries. With several servers,
             streams of one that is away are skipped as well: the caller's own request may have another server.
         """
-        if not now and time.monotonic() - self._checked_at < self.check_every_s:
+        if not (now or self.is_check_due):
             return
         self._checked_at = time.monotonic()
         for stream_writer in self._all_stream_writers():
             with self._server.apart(stream_writer.outbox.stream):
                 self._check(stream_writer)
+
+    @property
+    def is_check_due(self) -> bool:
+        """True if the last check was ``check_every_s`` ago."""
+        return time.monotonic() - self._checked_at >= self.check_every_s
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """Check one stream now, and send again what the server lost. Wait for the stream's lock up to ``wait_s``."""
