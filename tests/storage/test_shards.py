@@ -233,8 +233,9 @@ def test_server_that_lost_its_memory_gets_the_list_again(servers, run, second_re
 # --- one server away
 
 
-def test_calls_go_on_while_another_server_is_away(servers, run, second_returns):
-    options = {'check_every_s': 0.01, 'max_pending_bytes': 5000}
+@pytest.mark.parametrize('host_plane', ['auto', 'off'])
+def test_calls_go_on_while_another_server_is_away(servers, run, second_returns, host_plane):
+    options = {'check_every_s': 0.01, 'max_pending_bytes': 5000, 'host_plane': host_plane}
     with open_store(url_of(servers), run, **options) as store:
         readers = [Reader(store, stream, 'r') for stream in (FIRST, SECOND)]
         for number in range(3):
