@@ -1,4 +1,4 @@
-"""What several servers cost: chunks per second, and server CPU per chunk, with the router and without.
+"""The cost of several servers: chunks per second, and CPU per chunk, with the router and without.
 
     python scripts/shards.py --rounds 9
 

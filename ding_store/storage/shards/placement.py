@@ -1,4 +1,4 @@
-"""Which of several servers has a stream, value or counter. All processes of a run must compute the same."""
+"""The place of a stream, value or counter among several servers. All processes of a run must compute the same."""
 
 from __future__ import annotations
 
