@@ -427,7 +427,7 @@ def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
         known = near.get('weights')
         assert number_of(known) == 1
         aged.go_back()
-        successor._values._start_backfilling = lambda: None  # not before the other one has tried
+        successor._values._start_backfilling = lambda name: None  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
         far.client.server.request_version('weights')
         former._values._own['weights'].backfill()

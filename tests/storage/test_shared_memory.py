@@ -51,7 +51,7 @@ def _small_rings(monkeypatch):
 
 def quiet(store):
     """Return the store, which gets no thread of its own: what happens is up to the state machine."""
-    store._streams._start_keeper = lambda: None
+    store._streams._start_keeper = lambda stream: None
     return store
 
 
@@ -354,7 +354,7 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
     # What asks now and then:
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
     monkeypatch.setattr(writer.client._writer, '_checked_at', float('inf'))
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
@@ -393,7 +393,7 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
 
 def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))
     place = writer.append('s', {}, chunk(1))
@@ -413,7 +413,7 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
 def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, monkeypatch, what, is_new):
     """It is news to nobody twice, and in nobody's way, under an id that the server's clock gave, too."""
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
     reader = None if is_new else Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
@@ -548,7 +548,7 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
 
 def test_append_succeeds_though_a_backfill_has_no_memory(opened, monkeypatch):
     writer, near, far = opened(), opened(), opened('b')
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda: None)  # which would fill
+    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)  # which would fill
     Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire
     writer.append('s', {}, chunk(1))

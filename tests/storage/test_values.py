@@ -529,7 +529,7 @@ class TwoHosts(RuleBasedStateMachine):
     def open(self, who):
         host = HostOptions(host_cache_dir=os.path.join(self.directory, who[0]), host_cache_bytes=1 << 20)
         store = self.memory.another(check_every_s=0.01, host=host)
-        store._values._start_backfilling = lambda: None  # What is filled when is up to the machine.
+        store._values._start_backfilling = lambda name: None  # What is filled when is up to the machine.
         self.stores[who] = store
 
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']), times=st.integers(1, 4))
