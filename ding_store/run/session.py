@@ -390,7 +390,12 @@ class RunSession:
     # Waiting
 
     def wait_for(
-        self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None, part: str = 'wait'
+        self,
+        what: str,
+        attempt: Callable[[float], Optional[T]],
+        role: Optional[str] = None,
+        part: str = 'wait',
+        slice_s: float = SLICE_S,
     ) -> Optional[T]:
         """
         Overview:
@@ -399,10 +404,14 @@ class RunSession:
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
             - part (:obj:`str`): The part of the work that ``time_spent`` counts this time for.
+            - slice_s (:obj:`float`): How long one attempt may take. More than ``SLICE_S`` is for attempts that return
+              when the run ends.
         Raises:
             - StoreTimeout: Members of ``role`` had joined, and have been silent for ``peer_timeout_s``.
         """
         begin = warned = looked = time.monotonic()
+        look_every_s = min(self.config.wait_warn_s, self.config.peer_timeout_s / 4)
+        slice_s = max(SLICE_S, min(slice_s, look_every_s))
         peers = None
         if role:
             timeout_s = self.config.peer_timeout_s
@@ -412,11 +421,11 @@ class RunSession:
                 while not self.finished:
                     for call in self.while_waiting:
                         call()
-                    result = attempt(SLICE_S)
+                    result = attempt(slice_s)
                     if result is not None:
                         return result
                     now = time.monotonic()
-                    if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                    if now - looked >= look_every_s:
                         looked = now
                         state = peers.look() if peers else ''
                         if now - warned >= self.config.wait_warn_s:
