@@ -48,7 +48,7 @@ from ding_store.parent_death import end_with  # noqa: E402
 from ding_store.storage.embedded.binary import find_server  # noqa: E402
 
 MOST_PROCESSES = 7
-MEMBERS_PER_PROCESS = 25
+MEMBERS_PER_PROCESS = 50
 MAX_LEAD = 2
 STREAM = 'experience'
 CHUNK_BYTES = 2000

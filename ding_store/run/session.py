@@ -34,6 +34,7 @@ from ding_store.run.members import (
     launch,
     parent_process,
 )
+from ding_store.run.pace import LOOK_EVERY_S, Pace
 from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
@@ -110,6 +111,7 @@ class RunSession:
         self.num_sampled = 0  # see ``count_sampled``
         self._figures_lock = threading.Lock()
         self._report_lock = threading.Lock()
+        self._pace: Optional[Pace] = None  # of the session's thread
         self.acting_policy: Optional[str] = None  # rows are marked with its version
         self._acts_by_order = True  # it was the first policy, not one with acting=True
 
@@ -308,6 +310,8 @@ class RunSession:
 
     def _watch(self) -> None:
         has_seen_end = False
+        interval_s = self.config.heartbeat_s
+        report_at = time.monotonic() + interval_s
         while not self._closing.is_set():
             try:
                 if has_seen_end:
@@ -318,11 +322,18 @@ class RunSession:
                         self.store.close_for_writing()
                         return
                 else:
-                    end = end_of(self.store, self.config.heartbeat_s)
+                    wait_s = max(0.0, min(report_at - time.monotonic(), LOOK_EVERY_S))
+                    may_have_ended = self.store.wait_for_version(FINISH, 1, wait_s, self._closing.is_set)
+                    end = end_of(self.store) if may_have_ended else None
                     if end is not None:
                         has_seen_end = True
                         self._finish(end.reason, end.failed)
                     elif not self._closing.is_set():
+                        before_s, interval_s = interval_s, self._interval_s()
+                        report_at += min(0.0, interval_s - before_s)
+                        if time.monotonic() < report_at:
+                            continue
+                        report_at = time.monotonic() + interval_s
                         self._renew_leases()
                 if self.member is not None and not self._closing.is_set():
                     self._report_member()
@@ -342,6 +353,16 @@ class RunSession:
                 self._lost = True
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
+
+    def _interval_s(self) -> float:
+        """Return the seconds from one report to the next. A member with a lease renews it with each report."""
+        if self.member is None:
+            return self.config.heartbeat_s
+        if self._pace is None:
+            self._pace = Pace(self.store, self.config, self.member.role == 'learner')
+        is_thinned = self.member.role == 'collector' and not self.leases
+        interval_s = self._pace.interval_s() if is_thinned or self.member.role == 'learner' else 0.0
+        return interval_s if is_thinned else self.config.heartbeat_s
 
     def _uphold_end(self) -> None:
         """Put the run's end again if this process put it and a failover lost it. Another end counts just as well."""
