@@ -101,6 +101,7 @@ class RunSession:
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
         self.is_server_full = False  # at its maxmemory: the server accepts no reports
+        self.has_reported = True  # False: the last report of this process has not arrived
         self._lost = False  # the connection to the store failed, or a lease was lost: this process cannot end in order
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
@@ -153,6 +154,7 @@ class RunSession:
             self._report()
             for lease in leases:
                 self.hold(lease, self.member.title)
+            self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
             atexit.register(self.close)
@@ -389,7 +391,9 @@ class RunSession:
         assert self.member is not None
         self.figures(**self.time_spent.figures(), at_s=round(time.time(), 3))
         with self._report_lock:
+            self.has_reported = False
             self.member.report(self.store, *state)
+            self.has_reported = True
 
     def _report(self, *state: str) -> None:
         """Report this member once, outside of the session's thread. If the server is full, the report may be lost."""
@@ -436,7 +440,7 @@ class RunSession:
         peers = None
         if role:
             timeout_s = self.config.peer_timeout_s
-            peers = PeerWatch(self.store, role, timeout_s, lambda: self.member, lambda: self.is_server_full)
+            peers = PeerWatch(self.store, role, timeout_s, lambda: self.has_reported, lambda: self.is_server_full)
         try:
             with self.time_spent.measure(part):
                 while not self.finished:
