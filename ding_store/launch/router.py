@@ -7,8 +7,7 @@ import logging
 import os
 from typing import List, Sequence
 
-from ding_store.run.claim import SINGLE_ROLES
-from ding_store.run.lease import START_S, Lease, Owner
+from ding_store.run.lease import SINGLE_ROLES, START_S, Lease, Owner
 from ding_store.run.members import Members
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 from ding_store.storage.store import Store

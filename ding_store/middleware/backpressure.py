@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ding_store.run.foreign import fields_of, is_count, is_number
 from ding_store.storage.base import EntryId, Header, Value
 from ding_store.storage.store import Store
 
-#: A value that the learner writes once per iteration: ``ingested``, the last entry that it read, and its counts.
+if TYPE_CHECKING:
+    from ding_store.run.session import RunSession
+
+#: A value that the learner writes once per iteration: ``ingested``, the last entry that it read, and its counts. Its
+#: version grows at least as much as the number of that entry.
 PROGRESS = 'progress'
+#: How often a collector that waits looks at the progress, although no version woke it. The server may have lost it.
+LOOK_EVERY_S = 5.0
 
 
 def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
@@ -30,41 +36,69 @@ class Backpressure:
         - max_lead (:obj:`int`): This collector waits while its last entry's number is more than ``max_lead`` above that
           of the last entry that the learner read. Each collector then appends one more. So all together may be up to
           ``max_lead`` plus the number of collectors ahead.
+        - is_over (:obj:`Callable`): Returns True if a wait must end.
     """
 
-    def __init__(self, store: Store, max_lead: int) -> None:
+    def __init__(self, store: Store, max_lead: int, is_over: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._max_lead = max_lead
+        self._is_over = is_over
         self._appended: Optional[EntryId] = None
         self._ingested: Optional[EntryId] = None
-        self._version = 0
+        self._version_ingested = 0  # of the progress that said so
+        self._version = 0  # of the last progress
 
     def appended(self, entry_id: EntryId) -> None:
         self._appended = entry_id
 
+    def wait_for_learner(self, session: RunSession) -> None:
+        """Wait until this collector may append, or the run ends."""
+        session.wait_for(
+            'the learner to take the last chunks', self.wait_within_lead, 'learner', 'wait_learner', LOOK_EVERY_S
+        )
+
     def wait_within_lead(self, timeout_s: float) -> Optional[bool]:
         """
         Overview:
-            Wait up to ``timeout_s`` for one more report of the learner's progress, unless the lead is within bounds.
+            Look at the learner's progress, unless the lead is within bounds. If this collector must wait, wait up to
+            ``timeout_s`` for the progress that concerns it.
         Returns:
             - is_within (:obj:`Optional[bool]`): True: append the next chunk. None, never False: call this again, as
               ``RunSession.wait_for`` does.
         """
-        if self._is_within_bounds():
+        if self._is_within_bounds() or self._look():
             return True
-        value = self._store.get(PROGRESS, self._version, timeout_s)
+        if timeout_s > 0:
+            self._store.wait_for_version(PROGRESS, self.due_version, timeout_s, self._is_over)
+        return None
+
+    @property
+    def due_version(self) -> int:
+        """
+        The version of the progress that permits the next chunk, unless the server loses its memory. Any next one, if
+        no progress of this epoch is known.
+        """
+        version = self._version + 1
+        if self._appended is None or self._ingested is None or not self._is_comparable():
+            return version
+        ahead = self._appended.number - self._ingested.number
+        return max(version, self._version_ingested + ahead - self._max_lead)
+
+    def _look(self) -> bool:
+        """Read the progress if it is new. Return True if it permits the next chunk."""
+        value = self._store.get(PROGRESS, self._version)
         if value is None:
-            return None
+            return False
         self._version = value.version
         progress = progress_of(value)
         if progress is None:
-            return None
+            return False
         ingested = EntryId(*progress['ingested'])
         # Progress of a learner that was presumed crashed may arrive after its successor's. The later entry counts.
         is_late = self._ingested is not None and ingested.epoch == self._ingested.epoch and ingested < self._ingested
         if not is_late:
-            self._ingested = ingested
-        return True if self._is_within_bounds() or not self._is_comparable() else None
+            self._ingested, self._version_ingested = ingested, int(value.version)
+        return self._is_within_bounds() or not self._is_comparable()
 
     def _is_comparable(self) -> bool:
         # Numbers of two server generations cannot be compared, and neither epoch shows which one is later. But progress

@@ -66,7 +66,7 @@ class CollectorExchanger(Exchanger):
         self._chunks = ChunkWriter(session.store, STREAM, config.allow_pickle, config.share_frames is not False)
         self._ordinal = take_ordinal(session.store)
         session.figures(ordinal=self._ordinal)
-        self._backpressure = Backpressure(session.store, session.config.max_lead)
+        self._backpressure = Backpressure(session.store, config.max_lead, lambda: session.finished)
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         self._append_buckets: Dict[str, int] = {}
         # All collectors run one script with one seed, so they would collect the same experience. All but the first
@@ -103,9 +103,7 @@ class CollectorExchanger(Exchanger):
         config = self._session.config
         keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
         if ctx.total_step >= self._skip_n_iter and keeps_ratio:
-            self._session.wait_for(
-                'the learner to take the last chunks', self._backpressure.wait_within_lead, 'learner', 'wait_learner'
-            )
+            self._backpressure.wait_for_learner(self._session)
         return not self._session.finished
 
     def _send(self, ctx: OnlineRLContext) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 from ding_store.errors import ConfigError
 from ding_store.run.ending import end_of
 from ding_store.run.foreign import fields_of
-from ding_store.run.lease import FIELDS, Holder, Lease, Owner, owner_in
+from ding_store.run.lease import FIELDS, SINGLE_ROLES, Holder, Lease, Owner, owner_in, role_lease
 from ding_store.run.members import STREAM as REPORTS
 from ding_store.run.members import launch
 from ding_store.storage.base import Header
@@ -18,10 +18,8 @@ from ding_store.storage.store import Store
 #: What a launch runs: ``script`` is its name, ``config`` the value of its option ``--config``. Empty: unknown.
 Identity = Mapping[str, Optional[str]]
 
-#: A run has at most one process of each of these roles.
-SINGLE_ROLES = ('learner', 'evaluator')
-#: Prefixes of the leases. The rest of the name is the launch's first node, the role, or the part.
-_LAUNCH, _ROLE, _PART = 'launch/', 'role/', 'part/'
+#: Prefixes of the leases. The rest of the name is the launch's first node, or the part.
+_LAUNCH, _PART = 'launch/', 'part/'
 _OR_ANOTHER_RUN = (
     'Name this one with --run NAME (in a config, store.run), start it in another directory, or join that one with '
     '`ding-store join`. `ding-store status` shows it.'
@@ -96,7 +94,7 @@ def claim_role(store: Store, role: str, silent_s: float, launched: Optional[str]
 
 def _role_lease(store: Store, role: str, silent_s: float, launched: Optional[str]) -> Lease:
     owner = Owner.this_process(launch(launched))
-    return Lease(store, f'{_ROLE}{role}', owner, f'a {role} that starts ({owner.place})', silent_s, is_starting=True)
+    return Lease(store, role_lease(role), owner, f'a {role} that starts ({owner.place})', silent_s, is_starting=True)
 
 
 def _refuse(store: Store, role: str, holder: Optional[Holder]) -> None:

@@ -28,6 +28,15 @@ NOTICE_S = 10.0
 START_S = 30.0
 
 
+#: A run has at most one process of each of these roles, and a lease for each.
+SINGLE_ROLES = ('learner', 'evaluator')
+
+
+def role_lease(role: str) -> str:
+    """Return the name of a role's lease."""
+    return f'role/{role}'
+
+
 def _is_bool(field: Any) -> bool:
     return isinstance(field, bool)
 

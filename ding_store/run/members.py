@@ -276,6 +276,10 @@ class Members:
 
         return {member.id: state_of(member) for member in self.by_id.values()}
 
+    def num_reporting(self) -> int:
+        """Return the number of members of all roles that still report."""
+        return sum(1 for _ in self._reporting())
+
     def num_running(self, role: str) -> int:
         """Return the number of members of a role that still report."""
         return len(self._running(role))

@@ -36,6 +36,7 @@ from ding_store.run.members import (
     launch,
     parent_process,
 )
+from ding_store.run.pace import LOOK_EVERY_S, Pace
 from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
@@ -102,6 +103,7 @@ class RunSession:
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
         self.is_server_full = False  # at its maxmemory: the server accepts no reports
+        self.has_reported = True  # False: the last report of this process has not arrived
         self._lost = False  # the connection to the store failed, or a lease was lost: this process cannot end in order
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
@@ -112,6 +114,7 @@ class RunSession:
         self.num_sampled = 0  # see ``count_sampled``
         self._figures_lock = threading.Lock()
         self._report_lock = threading.Lock()
+        self._pace: Optional[Pace] = None  # of the session's thread
         self.acting_policy: Optional[str] = None  # rows are marked with its version
         self._acts_by_order = True  # it was the first policy, not one with acting=True
 
@@ -154,6 +157,7 @@ class RunSession:
             self._report()
             for lease in leases:
                 self.hold(lease, self.member.title)
+            self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
             atexit.register(self.close)
@@ -314,6 +318,8 @@ class RunSession:
 
     def _watch(self) -> None:
         has_seen_end = False
+        interval_s = self.config.heartbeat_s
+        report_at = time.monotonic() + interval_s
         while not self._closing.is_set():
             try:
                 if has_seen_end:
@@ -324,11 +330,18 @@ class RunSession:
                         self.store.close_for_writing()
                         return
                 else:
-                    end = end_of(self.store, self.config.heartbeat_s)
+                    wait_s = max(0.0, min(report_at - time.monotonic(), LOOK_EVERY_S))
+                    may_have_ended = self.store.wait_for_version(FINISH, 1, wait_s, self._closing.is_set)
+                    end = end_of(self.store) if may_have_ended else None
                     if end is not None:
                         has_seen_end = True
                         self._finish(end.reason, end.failed)
                     elif not self._closing.is_set():
+                        before_s, interval_s = interval_s, self._interval_s()
+                        report_at += min(0.0, interval_s - before_s)
+                        if time.monotonic() < report_at:
+                            continue
+                        report_at = time.monotonic() + interval_s
                         self._renew_leases()
                 if self.member is not None and not self._closing.is_set():
                     self._report_member()
@@ -348,6 +361,16 @@ class RunSession:
                 self._lost = True
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
+
+    def _interval_s(self) -> float:
+        """Return the seconds from one report to the next. A member with a lease renews it with each report."""
+        if self.member is None:
+            return self.config.heartbeat_s
+        if self._pace is None:
+            self._pace = Pace(self.store, self.config, self.member.role == 'learner')
+        is_thinned = self.member.role == 'collector' and not self.leases
+        interval_s = self._pace.interval_s() if is_thinned or self.member.role == 'learner' else 0.0
+        return interval_s if is_thinned else self.config.heartbeat_s
 
     def _uphold_decisions(self) -> None:
         """Put what this process decided again if a failover lost it. Another process's decision counts just as well."""
@@ -375,7 +398,9 @@ class RunSession:
         assert self.member is not None
         self.figures(**self.time_spent.figures(), at_s=round(time.time(), 3))
         with self._report_lock:
+            self.has_reported = False
             self.member.report(self.store, *state)
+            self.has_reported = True
 
     def _report(self, *state: str) -> None:
         """Report this member once, outside of the session's thread. If the server is full, the report may be lost."""
@@ -397,7 +422,12 @@ class RunSession:
     # Waiting
 
     def wait_for(
-        self, what: str, attempt: Callable[[float], Optional[T]], role: Optional[str] = None, part: str = 'wait'
+        self,
+        what: str,
+        attempt: Callable[[float], Optional[T]],
+        role: Optional[str] = None,
+        part: str = 'wait',
+        slice_s: float = SLICE_S,
     ) -> Optional[T]:
         """
         Overview:
@@ -406,24 +436,28 @@ class RunSession:
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
             - part (:obj:`str`): The part of the work that ``time_spent`` counts this time for.
+            - slice_s (:obj:`float`): How long one attempt may take. More than ``SLICE_S`` is for attempts that return
+              when the run ends.
         Raises:
             - StoreTimeout: Members of ``role`` had joined, and have been silent for ``peer_timeout_s``.
         """
         begin = warned = looked = time.monotonic()
+        look_every_s = min(self.config.wait_warn_s, self.config.peer_timeout_s / 4)
+        slice_s = max(SLICE_S, min(slice_s, look_every_s))
         peers = None
         if role:
             timeout_s = self.config.peer_timeout_s
-            peers = PeerWatch(self.store, role, timeout_s, lambda: self.member, lambda: self.is_server_full)
+            peers = PeerWatch(self.store, role, timeout_s, lambda: self.has_reported, lambda: self.is_server_full)
         try:
             with self.time_spent.measure(part):
                 while not self.finished:
                     for call in self.while_waiting:
                         call()
-                    result = attempt(SLICE_S)
+                    result = attempt(slice_s)
                     if result is not None:
                         return result
                     now = time.monotonic()
-                    if now - looked >= min(self.config.wait_warn_s, self.config.peer_timeout_s / 4):
+                    if now - looked >= look_every_s:
                         looked = now
                         state = peers.look() if peers else ''
                         if now - warned >= self.config.wait_warn_s:

@@ -97,6 +97,10 @@ class Client:
         """Return the newest version as the server has it: see ``Store.get``, and ``Server.get`` for ``or_filled``."""
         return self._sliced(timeout_s, lambda left_s: self.server.get(name, newer_than, left_s, or_filled))
 
+    def wait_for_version(self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool]) -> bool:
+        """Wait for a version of a value, at most ``check_every_s``: see ``Store.wait_for_version``."""
+        return self.enter().wait_for_version(name, version, self._slice_s(timeout_s), is_over)
+
     def flush(self) -> None:
         self.enter().flush()
         self._writer.flush()

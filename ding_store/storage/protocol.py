@@ -188,6 +188,8 @@ class Backfilled(NamedTuple):
     freed: int  # the stream's counter of freed capacity: it grows with every backfill
 
 
+#: Interval in which a wait for a version looks whether it is over. It sends nothing.
+LOOK_S = 0.5
 #: Time that a writer has to backfill an entry. It must exceed ``RedisOptions.reconnect_timeout_s``, the time that a
 #: writer tries to reach the server: an entry that counts as lost is skipped even if its payload comes later.
 PATIENCE_S = 90.0
@@ -240,6 +242,7 @@ class StartVersions:
 
     def __init__(self) -> None:
         self._versions: Dict[str, int] = {}
+        self._places: Dict[str, Tuple[EntryId, int]] = {}  # of the last ``follow``, and the version that it gave
         self._lock = threading.Lock()
 
     def of(self, name: str) -> int:
@@ -249,6 +252,22 @@ class StartVersions:
         """Set the version to count on from. It never falls: of two threads that put, the first may return last."""
         with self._lock:
             self._versions[name] = max(int(version), self.of(name))
+
+    def follow(self, name: str, entry_id: EntryId) -> None:
+        """
+        Overview:
+            Let the value's next version grow with the entries' numbers: between two calls of one epoch by as much as
+            the number, or by more. Then a process can wait for the version of an entry by ``wait_for_version``.
+        """
+        with self._lock:
+            version = entry_id.number
+            if name in self._places:
+                place, version = self._places[name]
+                is_same_epoch = place.epoch == entry_id.epoch
+                growth = max(0, entry_id.number - place.number) if is_same_epoch else 1
+                version = max(version, self.of(name)) + growth
+            self._places[name] = entry_id, version
+            self._versions[name] = max(version - 1, self.of(name))
 
 
 class Server(ABC):
@@ -438,6 +457,20 @@ class Server(ABC):
             ``timeout_s``, or shorter.
         Arguments:
             - or_filled (:obj:`bool`): Also return ``newer_than`` once it has a payload.
+        """
+
+    @abstractmethod
+    def wait_for_version(
+        self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """
+        Overview:
+            Return once the value has this version or a later one, when the time is over, or sooner. Earlier versions
+            cost this process nothing.
+        Arguments:
+            - is_over (:obj:`Callable`): Called every ``LOOK_S`` in this thread. If it returns True, this returns.
+        Returns:
+            - is_there (:obj:`bool`): True: the value had such a version. False: it had none, or this returned sooner.
         """
 
     @abstractmethod

@@ -223,12 +223,15 @@ class Store:
             A store over Redis waits for both only at the first ``advance`` of a value, and for a header that does not
             fit into one message. Otherwise it returns when both are sent. The reply is read by the calls that
             ``ack`` names. ``close`` completes what is open if the server is reachable, and otherwise logs a warning.
+            Within one epoch, the value's version grows at least as much as the entry's number.
         Raises:
             - StoreError: An error of this call, or of an earlier one whose reply this call reads.
         """
         check_name('stream', stream)
         check_name('value', name)
-        self._server().advance(stream, reader, entry_id, name, header)
+        server = self._server()
+        server.versions.follow(name, entry_id)
+        server.advance(stream, reader, entry_id, name, header)
         self._streams.note_ack(stream, reader, entry_id)
 
     def flush(self) -> None:
@@ -378,6 +381,23 @@ class Store:
         check_name('value', name)
         self._enter()
         return self._values.get(name, newer_than, timeout_s)
+
+    def wait_for_version(
+        self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """
+        Overview:
+            Wait until a value has this version or a later one, for ``timeout_s`` at most. It may return sooner. Call
+            ``get`` afterwards. In contrast to a wait in ``get``, earlier versions do not wake this process, so that
+            a thousand processes may wait for versions of their own. A server that lost its memory may begin below.
+        Arguments:
+            - is_over (:obj:`Callable`): Called about every half second in this thread. True: return.
+        Returns:
+            - is_there (:obj:`bool`): True: the value had such a version. False: it had none, or this returned sooner.
+        """
+        check_name('value', name)
+        self._enter()
+        return self.client.wait_for_version(name, version, timeout_s, is_over)
 
     def add(self, counter: str, amount: int = 0) -> int:
         """

@@ -250,7 +250,7 @@ def test_learner_trains_while_the_store_is_away(own_server, tmp_path, caplog, ra
         assert loop.ctx.train_iter > before
         assert (len(loop.buffer), loop.sender.version) == (loop.num_collected, version)
         session = loop.session
-        peers = PeerWatch(session.store, 'collector', 60.0, lambda: session.member, lambda: False)
+        peers = PeerWatch(session.store, 'collector', 60.0, lambda: True, lambda: False)
         assert peers.look() == '; the store is away'
         own_server.start()
         loop.flush()

@@ -16,7 +16,14 @@ from redis_server import left_by_runs
 
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
-from ding_store.errors import AppendUnsettled, ConfigError, FormatMismatch, ServerFull, StoreTimeout
+from ding_store.errors import (
+    AppendUnsettled,
+    ConfigError,
+    FormatMismatch,
+    ServerFull,
+    StoreTimeout,
+    StoreUnavailable,
+)
 from ding_store.launch.status import read_status
 from ding_store.metrics.figures import Figures
 from ding_store.middleware.exchanger import Exchanger
@@ -412,27 +419,43 @@ def test_wait_for_a_dead_learner_ends_with_its_name(member):
 
 
 def test_wait_names_the_learner_that_was_started_last(store, member):
-    collector = member('collector', 2)
-    first, second = Member('first', 'learner', 0, pid=111), Member('second', 'learner', 0, pid=222)
+    learner = member('learner')
+    die(learner)
+    learner._release_leases()
+    die(member('learner', 7))
+    peers = PeerWatch(store, 'learner', 60.0, lambda: True, lambda: False)
+    peers.look()
+    assert 'learner (node 7, pid' in peers.look()
+
+
+def test_wait_names_the_collector_that_joined_last(store, member):
+    learner = member('learner')
+    first, second = Member('first', 'collector', 1, pid=111), Member('second', 'collector', 2, pid=222)
     for each in (first, first, first, second):
         each.report(store)
-    peers = PeerWatch(collector.store, 'learner', 60.0, lambda: collector.member, lambda: False)
+    peers = PeerWatch(learner.store, 'collector', 60.0, lambda: True, lambda: False)
     peers.look()
-    assert 'learner (node 0, pid 222 on' in peers.look()
+    assert 'collector (node 2, pid 222 on' in peers.look()
+
+
+def refuse(*arguments, **options):
+    raise StoreUnavailable('the disk is full')
 
 
 def test_peers_are_not_silent_while_own_reports_fail(member, monkeypatch):
     """As where the server's disk is full: it can be read, and refuses all reports."""
     learner, collector = member('learner'), member('collector', 2)
     timeout_s, is_full = collector.config.peer_timeout_s, lambda: collector.is_server_full
-    peers = PeerWatch(collector.store, 'learner', timeout_s, lambda: collector.member, is_full)
+    peers = PeerWatch(collector.store, 'learner', timeout_s, lambda: collector.has_reported, is_full)
     die(learner)
     die(collector)  # its thread, which would report it
     peers.look()
-    collector.member.beat += 1
+    with monkeypatch.context() as patch, contextlib.suppress(StoreUnavailable):
+        patch.setattr(collector.store, 'append', refuse)
+        collector._report_member()
     monkeypatch.setattr(peers, '_moved_at', -1e6)
     assert 'takes no reports' in peers.look()
-    collector.member.beat -= 1
+    collector._report_member()
     assert 'has gone silent' in peers.look()
     monkeypatch.setattr(peers, '_moved_at', -1e6)
     with pytest.raises(StoreTimeout, match='is silent'):

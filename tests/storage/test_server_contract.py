@@ -352,6 +352,23 @@ def test_get_waits_for_a_version(server, opened):
         assert found.version == 1
 
 
+def test_wait_for_a_version_ends_with_it(server, opened):
+    assert not server.wait_for_version('v', 1, 0.01)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(opened('reader').wait_for_version, 'v', 3, 4.0)
+        for _ in range(3):
+            server.put('v', encode_pieces({}, {}))
+        assert waiting.result(WAIT_S)
+    assert server.wait_for_version('v', 3, 0.01)
+    assert not server.wait_for_version('v', 4, 0.01)
+
+
+def test_wait_for_a_version_ends_if_it_is_over(server):
+    assert not server.wait_for_version('v', 1, 4.0, is_over=lambda: True)
+    server.put('v', encode_pieces({}, {}))
+    assert server.get('v').version == 1  # no late reply is read
+
+
 def test_version_without_a_payload_is_filled_on_request(server, opened):
     writer = opened('writer')
     version = writer.put('v', None, REFERENCE)
@@ -373,6 +390,17 @@ def test_advance_acks_and_puts(server, append):
     server.flush()
     assert server.stream_info('s').floor == 3
     assert decode(server.get('at').payload)[0] == {'at': 3}
+
+
+def test_versions_follow_the_numbers_of_entries(server):
+    def put_of(epoch, number):
+        server.versions.follow('at', EntryId(epoch, number))
+        return server.put('at', encode_pieces({}, {}))
+
+    assert [put_of('a', number) for number in (4, 5, 9, 9)] == [4, 5, 9, 10]
+    assert put_of('a', 11) == 12
+    assert put_of('a', 10) == 13, 'never below'
+    assert [put_of('b', number) for number in (1, 2, 7)] == [14, 15, 20], 'a new epoch counts on'
 
 
 def test_counter_begins_at_0(server, opened):
@@ -400,6 +428,7 @@ def test_close_ends_the_waits_of_other_threads(opened, append):
     with ThreadPoolExecutor() as pool:
         calls = [
             pool.submit(waiting.get, 'v', 0, 4.0),
+            pool.submit(waiting.wait_for_version, 'v', 1, 4.0),
             pool.submit(waiting.wait_for_capacity, 's', append.state.freed, 4.0),
             pool.submit(waiting.wait_for_transports, {'s': append.state.transport}, 4.0),
         ]

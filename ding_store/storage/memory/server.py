@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
+import time
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from ding_store.storage.encoding.value_parts import ValuePart
 from ding_store.storage.memory.log import Log
 from ding_store.storage.protocol import (
     FILLED,
+    LOOK_S,
     AppendReply,
     AppendRequest,
     Backfill,
@@ -186,6 +188,21 @@ class MemoryServer(Server):
 
         with self._when(lambda: news() is not None, timeout_s):
             return news()
+
+    def wait_for_version(
+        self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        def is_there() -> bool:
+            found = self._memory.state.values.get(name)
+            return found is not None and found.version >= version
+
+        deadline = time.monotonic() + timeout_s
+        while not is_over():
+            left_s = deadline - time.monotonic()
+            with self._when(is_there, max(0.0, min(left_s, LOOK_S))) as is_done:
+                if is_done or left_s <= 0:
+                    return is_done
+        return False
 
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return False  # No payload has parts.

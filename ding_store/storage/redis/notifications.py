@@ -13,6 +13,7 @@ from ding_store.storage.base import NUMBER_BITS
 from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.resp import entries_of
 from ding_store.storage.redis.scripts import Argument
 from ding_store.storage.redis.server_session import ServerSession
 
@@ -53,7 +54,7 @@ class RedisNotifications:
 
         def wait(session: ServerSession) -> List[Notification]:
             try:
-                found = [_parsed(raw, _FIELDS[part]) for raw in _entries(session.ask(command)[0])]
+                found = [_parsed(raw, _FIELDS[part]) for raw in entries_of(session.ask(command)[0])]
             except (ValueError, redis.ResponseError) as e:
                 if isinstance(e, redis.ResponseError) and not str(e).startswith('WRONGTYPE'):
                     raise
@@ -64,12 +65,6 @@ class RedisNotifications:
             return found
 
         return self._connection.wait(f'wait for {part}', wait) or []
-
-
-def _entries(reply: Any) -> List[Any]:
-    """Return the entries in a reply to XREAD, from RESP2 or RESP3: ids, each with a list of names and values."""
-    streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
-    return [entry for entries in streams for entry in entries]
 
 
 def _parsed(raw: Any, names: AbstractSet[bytes]) -> Notification:

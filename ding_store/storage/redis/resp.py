@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import socket
 import ssl
-from typing import Any, Callable, List, Optional, Sequence, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, TypeVar
 
 import redis
 
@@ -45,6 +45,17 @@ def pack(arguments: Sequence[Any]) -> bytes:
         return bytes(_PACK_COMMAND(arguments))
     items = [one if isinstance(one, bytes) else str(one).encode() for one in arguments]
     return b''.join([b'*%d\r\n' % len(items), *(b'$%d\r\n%b\r\n' % (len(item), item) for item in items)])
+
+
+def entries_of(reply: Any) -> List[Any]:
+    """Return the entries in a reply to XREAD, from RESP2 or RESP3: ids, each with a list of names and values."""
+    streams = reply.values() if isinstance(reply, dict) else (entries for _, entries in reply or ())
+    return [entry for entries in streams for entry in entries]
+
+
+def fields_of(entries: Sequence[Any]) -> List[Tuple[bytes, Dict[bytes, bytes]]]:
+    """Return entries with their names and values as dicts."""
+    return [(redis_id, dict(zip(pairs[::2], pairs[1::2]))) for redis_id, pairs in entries]
 
 
 def send(connection: Any, buffers: Sequence[Buffer]) -> None:

@@ -156,6 +156,11 @@ class RedisServer(Server):
             found = self._values.next(name, newer_than, or_filled, _ms(timeout_s))
         return found
 
+    def wait_for_version(
+        self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        return self._values.wait_for_version(name, version, max(1, _ms(timeout_s)), is_over)
+
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return self._values.fetch(name, wanted, moved)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,6 +75,30 @@ class ServerSession:
         with self.borrowed() as connection:
             connection.send_packed_command([b''.join(map(pack, commands))], check_health=False)
             return [connection.read_response() for _ in commands]
+
+    def wait(self, command: Tuple[Argument, ...], is_over: Callable[[], bool], look_s: float) -> Any:
+        """
+        Overview:
+            Send a command that blocks, and return its reply. Call ``is_over`` every ``look_s`` meanwhile. If it returns
+            True, return None and close the connection, which ends the command.
+        """
+        connection, reply, is_done = self._borrow(), None, False
+        try:
+            connection.send_packed_command([pack(command)], check_health=False)
+            deadline = time.monotonic() + connection.socket_timeout
+            while not connection.can_read(timeout=look_s):
+                if time.monotonic() >= deadline:
+                    raise redis.TimeoutError('Timeout reading from socket')
+                if is_over():
+                    return None
+            reply = connection.read_response()
+            is_done = True
+        finally:
+            if is_done:
+                self.spare.append(connection)
+            else:
+                self._give_back(connection)  # The next command must not read a late reply to this one.
+        return reply
 
     def run_replicated(
         self, script: str, keys: Sequence[str], arguments: Tuple[Argument, ...], num_replicas: int, timeout_ms: int

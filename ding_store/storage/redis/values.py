@@ -12,10 +12,11 @@ from ding_store.errors import CorruptPayload, ServerFull, StoreError, StoreUnava
 from ding_store.storage.base import ValueVersion, put_id_of
 from ding_store.storage.encoding.framing import INLINE_BYTES, Pieces
 from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_good
-from ding_store.storage.protocol import Decided, Moved, StartVersions, Version, conflict
+from ding_store.storage.protocol import LOOK_S, Decided, Moved, StartVersions, Version, conflict
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
+from ding_store.storage.redis.resp import entries_of, fields_of
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
 
@@ -139,24 +140,29 @@ class RedisValues:
 
         def command(session: ServerSession) -> Any:
             if newer_than > 0:
-                version, token = session.client.hmget(meta, 'version', 'token')
+                ((version, token),) = session.ask(('HMGET', meta, 'version', 'token'))
                 if version is None:
                     return []
                 stored = ValueVersion(int(version), (token or b'').decode())
                 if not (or_filled or stored.is_of_another_put(newer_than)):
                     return []
-            found = session.client.xrevrange(value, count=1)
+            found = fields_of(session.ask(('XREVRANGE', value, '+', '-', 'COUNT', 1))[0])
             is_unfilled = bool(found) and found[0][0].endswith(b'-0')
             return [] if is_unfilled and not _number(found[0]).is_of_another_put(newer_than) else found
 
         return _version(self._connection.call(f'get {name!r}', command))
 
     def next(self, name: str, newer_than: int, or_filled: bool, block_ms: int) -> Optional[Version]:
-        after = {self._keys.of(name, 'value'): _known(newer_than, or_filled)}
-        found = self._connection.wait(
-            f'get {name!r}', lambda session: session.client.xread(after, count=1, block=block_ms)
-        )
-        return _version(found[0][1]) if found else None
+        key, after = self._keys.of(name, 'value'), _known(newer_than, or_filled)
+        command = ('XREAD', 'COUNT', 1, 'BLOCK', block_ms, 'STREAMS', key, after)
+        found = self._connection.wait(f'get {name!r}', lambda session: session.ask(command)[0])
+        return _version(fields_of(entries_of(found)))
+
+    def wait_for_version(self, name: str, version: int, block_ms: int, is_over: Callable[[], bool]) -> bool:
+        """See ``Server.wait_for_version``. The server compares the ids, and wakes those whose version has come."""
+        before = f'{version - 1}-18446744073709551615' if version > 0 else '0-0'
+        command = ('XREAD', 'BLOCK', block_ms, 'STREAMS', self._keys.of(name, 'value'), before)
+        return bool(self._connection.wait(f'wait for {name!r}', lambda session: session.wait(command, is_over, LOOK_S)))
 
     def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
         parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]

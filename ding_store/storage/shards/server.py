@@ -165,6 +165,11 @@ class ShardedServer(Server):
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
         return self._on(name).get(name, newer_than, timeout_s, or_filled)
 
+    def wait_for_version(
+        self, name: str, version: int, timeout_s: float, is_over: Callable[[], bool] = lambda: False
+    ) -> bool:
+        return self._on(name).wait_for_version(name, version, timeout_s, is_over)
+
     def fetch_parts(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved = unwatched) -> bool:
         return self._on(name).fetch_parts(name, wanted, moved)
 
@@ -246,3 +251,6 @@ class _Versions(StartVersions):
 
     def raise_to(self, name: str, version: int) -> None:
         self._server_of(name).versions.raise_to(name, version)
+
+    def follow(self, name: str, entry_id: EntryId) -> None:
+        self._server_of(name).versions.follow(name, entry_id)

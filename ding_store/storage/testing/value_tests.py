@@ -35,6 +35,17 @@ class ValueTests(StoreCase):
         assert value is not None
         assert value.version == 2
 
+    def test_wait_for_a_version_passes_over_earlier_ones(self, store: Store) -> None:
+        assert not store.wait_for_version('v', 1, timeout_s=0.01)
+        with self.another(store) as other, ThreadPoolExecutor() as pool:
+            waiting = pool.submit(store.wait_for_version, 'v', 3, WAIT_S)
+            for number in range(3):
+                other.put('v', {}, chunk(number))
+            while not waiting.result(WAIT_S):  # It may return sooner.
+                waiting = pool.submit(store.wait_for_version, 'v', 3, WAIT_S)
+        assert store.wait_for_version('v', 2, timeout_s=0.0)
+        assert not store.wait_for_version('v', 4, WAIT_S, is_over=lambda: True)
+
     def test_put_with_an_expected_version_compares_and_swaps(self, store: Store) -> None:
         assert store.put('v', {}, {}, expected_version=0) == 1
         for expected in (0, 2):
