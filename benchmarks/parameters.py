@@ -35,7 +35,7 @@ FORK = multiprocessing.get_context('fork')
 
 
 class Case:
-    """What the processes of one measurement share: sizes, barriers, times, and memory for the bare ways."""
+    """The things that the processes of one measurement share: sizes, barriers, times, memory for the bare ways."""
 
     def __init__(self, num_bytes: int, num_workers: int, directory: str) -> None:
         self.num_workers = num_workers

@@ -216,7 +216,8 @@ class ParameterServer:
             Counts since this object was made.
         Returns:
             - version (:obj:`int`): Number of updates, of earlier servers too.
-            - workers (:obj:`int`): Workers that the server knows now.
+            - workers (:obj:`int`): Workers that joined and did not leave. One that was killed counts until a
+              synchronous update goes on without it.
             - used, dropped_stale, dropped_late, dropped_foreign (:obj:`int`): Entries that changed parameters; were
               older than ``max_staleness``; came after their update had gone on; or did not fit.
             - stragglers (:obj:`int`): Times that an update went on without a worker.

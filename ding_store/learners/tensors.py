@@ -106,7 +106,7 @@ def copy_into(targets: Sequence[torch.Tensor], sources: Tensors) -> None:
 class Residuals:
     """
     Overview:
-        What is left of gradients after only entries beyond a threshold were sent. Each call adds the gradients to the
+        The rest of gradients of which only entries beyond a threshold were sent. Each call adds the gradients to the
         residuals, returns +threshold or -threshold for each entry that is beyond it, and subtracts that. So everything
         sent and the residuals together are the sum of all gradients (Strom 2015, "Scalable distributed DNN training
         using commodity GPU cloud computing", section 3).
