@@ -47,7 +47,7 @@ def test_spread_of_gossip_shrinks_at_the_known_rate():
         workers = gossipers(store, [0.0] * number)
         for _, worker in workers:
             worker._exchange._looked_at = float('inf')  # Nothing joins or leaves.
-        for _ in range(600):
+        for _ in range(300):
             for own, worker in workers:
                 with torch.no_grad():
                     own.fill_(choose.gauss(0.0, 1.0))
@@ -170,12 +170,12 @@ def test_hogwild_reaches_the_loss_of_one_process(redis_server, tmp_path):
     alone = torch.nn.Parameter(torch.zeros(FEATURES))
     first = loss_of(alone)
     for seed in (1, 2):
-        train(alone, torch.optim.SGD([alone], lr=0.1), seed, 800)
+        train(alone, torch.optim.SGD([alone], lr=0.1), seed, 500)
     own = torch.nn.Parameter(torch.zeros(FEATURES))
     with open_store(redis_server.url, 'hogwild', host_cache_dir=str(tmp_path)) as store:
         with StoreOptimizer(torch.optim.SGD([own], lr=0.1), store, 'main', sync='hogwild'):
             arguments = redis_server.url, str(tmp_path), 'hogwild'
-            workers = [FORK.Process(target=hogwild, args=(*arguments, seed, 800)) for seed in (1, 2)]
+            workers = [FORK.Process(target=hogwild, args=(*arguments, seed, 500)) for seed in (1, 2)]
             for each in workers:
                 each.start()
             for each in workers:
