@@ -158,6 +158,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         more = dict(self._more)
         if self.sync in ('gradients', 'async'):
             more['rates'] = [float(group['lr']) for group in self.param_groups if 'lr' in group]
+            self._call_hooks('_optimizer_step_pre_hooks')
         gradients = [each.grad for each in self._parameters()]
         try:
             self._exchange.step(gradients, self.optimizer.step, more)
@@ -166,7 +167,14 @@ class StoreOptimizer(torch.optim.Optimizer):
                 f'step of {self.name!r}: the server of the store did not come back, after {self._exchange.num_local} '
                 f'steps without it (max_staleness). Start it again, and continue with the next step. {e}'
             ) from e
+        if self.sync in ('gradients', 'async'):
+            self._call_hooks('_optimizer_step_post_hooks')
         return loss
+
+    def _call_hooks(self, kind: str) -> None:
+        """Call the inner optimizer's hooks: parameters change, although it does not step."""
+        for hook in list(getattr(self.optimizer, kind, {}).values()):
+            hook(self, (), {})
 
     @property
     def figures(self) -> Dict[str, int]:
