@@ -55,7 +55,7 @@ LAYERS: Dict[str, Set[str]] = {
     'run': {'errors', 'config', 'storage', 'checkpoint'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'learners', 'metrics', 'run'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
