@@ -161,3 +161,22 @@ def _succeeds(step):
     except StoreUnavailable:
         return False
     return True
+
+
+@pytest.mark.parametrize('sync', ['gradients', 'async'])
+def test_training_goes_on_after_redis_lost_its_memory(forgetful_server, tmp_path, sync):
+    centre, own = (torch.nn.Parameter(torch.zeros(NUM_ELEMENTS)) for _ in range(2))
+    options = dict(host_cache_dir=str(tmp_path), check_every_s=0.2)
+    with open_store(forgetful_server.url, 'lost', **options) as served:
+        server = ParameterServer([centre], torch.optim.SGD([centre], lr=1.0), served, 'main', sync=sync)
+        with server.start(), open_store(forgetful_server.url, 'lost', **options) as store:
+            optimizer = torch.optim.SGD([own], lr=1.0)
+            worker = StoreOptimizer(optimizer, store, 'main', sync=sync, max_staleness=0, timeout_s=WAIT_S)
+            for number in range(9):
+                if number in (3, 6):
+                    forgetful_server.kill()
+                    forgetful_server.start()
+                own.grad = torch.full((NUM_ELEMENTS,), -1.0)
+                worker.step()
+            assert own.min() == own.max() == centre.max() == server.version == 9
+            assert server.figures['used'] == worker.figures['sent'] == 9
