@@ -452,6 +452,7 @@ def modules_after(statement: str) -> Set[str]:
     [
         ('import ding_store', {'torch', 'ding', 'redis', 'numpy', 'treetensor', 'treevalue', 'gym', 'numba'}),
         ('import ding_store.errors, ding_store.config', {'torch', 'ding', 'redis', 'numpy', 'treetensor'}),
+        ('import ding_store.middleware', {'torch', 'ding', 'redis', 'numba'}),
         ('import ding_store.storage', {'torch', 'ding', 'redis', 'treetensor', 'treevalue'}),
         # The text of all commands, and what `compare` is refused without the extra by.
         (
