@@ -103,6 +103,21 @@ def _parser() -> argparse.ArgumentParser:
         '--wire', action='store_true', help='measure between two hosts, over TCP, compared with redis-py'
     )
     weights.set_defaults(bench=_bench_weights)
+    parameters = kinds.add_parser(
+        'parameters',
+        help='one synchronous step of several workers through a parameter server, compared with gloo',
+        description='Measure a step of several processes: their gradients become the parameters that all of them '
+        'continue with. The ways take turns. Ratios are of the same round, with quartiles.',
+    )
+    parameters.add_argument(
+        '--sizes', metavar='MB,...', default='5,50', help='sizes of the model in MB (default: %(default)s)'
+    )
+    parameters.add_argument(
+        '--workers', metavar='N,...', default='2,4', help='numbers of workers (default: %(default)s)'
+    )
+    parameters.add_argument('--rounds', type=int, default=15, help='rounds to measure (default: %(default)s)')
+    parameters.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    parameters.set_defaults(bench=_bench_parameters)
     return parser
 
 
@@ -136,6 +151,12 @@ def _bench_weights(options: argparse.Namespace) -> int:
     from benchmarks.weights import main as bench
 
     return bench(options.sizes, options.ways, options.readers, options.rounds, options.json)
+
+
+def _bench_parameters(options: argparse.Namespace) -> int:
+    from benchmarks.parameters import main as bench
+
+    return bench(options.sizes, options.workers, options.rounds, options.json)
 
 
 def _bench_transport(options: argparse.Namespace) -> int:

@@ -50,11 +50,12 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
+    'learners': {'errors', 'compiled', 'storage', 'checkpoint'},
     'metrics': {'errors', 'private_files'},
     'run': {'errors', 'config', 'storage', 'checkpoint'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'learners', 'metrics', 'run'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -113,6 +114,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
+    'learners': {'redis', 'ding', 'dizoo', *TREES},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
@@ -451,6 +453,7 @@ def modules_after(statement: str) -> Set[str]:
     [
         ('import ding_store', {'torch', 'ding', 'redis', 'numpy', 'treetensor', 'treevalue', 'gym', 'numba'}),
         ('import ding_store.errors, ding_store.config', {'torch', 'ding', 'redis', 'numpy', 'treetensor'}),
+        ('import ding_store.middleware', {'torch', 'ding', 'redis', 'numba'}),
         ('import ding_store.storage', {'torch', 'ding', 'redis', 'treetensor', 'treevalue'}),
         # The text of all commands, and what `compare` is refused without the extra by.
         (

@@ -404,6 +404,7 @@ def public_names() -> List[str]:
         'ding_store.storage',
         'ding_store.middleware',
         'ding_store.checkpoint',
+        'ding_store.learners',
     )
     found = [f'{module}.{name}' for module in modules for name in importlib.import_module(module).__all__]
     return [name for name in found if name != 'ding_store.__version__']

@@ -32,7 +32,7 @@ def left_out(policy: Any, state: Mapping[str, Any]) -> Dict[str, Any]:
     return dict(
         tensors={name: each.detach() for name, each in _tensors(policy)},
         statistics={name: [_plain(getattr(each, key)) for key in _STATISTICS] for name, each in _statistics(policy)},
-        target_updates={name: each._update_count for name, each in _targets(policy)},
+        target_updates={name: each._update_count for name, each in targets_of(policy)},
         counters={name: each for name, each in _attributes(policy, int) if name in COUNTERS},
         modules={name: each for name, each in _modules(policy) if not saved.issuperset(_addresses(each))},
     )
@@ -51,7 +51,7 @@ def set_left_out(policy: Any, state: Mapping[str, Any]) -> None:
     for name, each in _statistics(policy):
         for key, value in zip(_STATISTICS, state['statistics'].get(name, ())):
             setattr(each, key, value.numpy()[()] if isinstance(value, torch.Tensor) else value)
-    for name, each in _targets(policy):
+    for name, each in targets_of(policy):
         each._update_count = state['target_updates'].get(name, each._update_count)
     for name, _ in _attributes(policy, int):
         if name in state['counters']:
@@ -75,7 +75,8 @@ def _statistics(policy: Any) -> Iterator[Tuple[str, RunningMeanStd]]:
     return _attributes(policy, RunningMeanStd)
 
 
-def _targets(policy: Any) -> Iterator[Tuple[str, TargetNetworkWrapper]]:
+def targets_of(policy: Any) -> Iterator[Tuple[str, TargetNetworkWrapper]]:
+    """Yield name and wrapper of each target network of a policy."""
     for name, wrapper in _attributes(policy, IModelWrapper):
         while isinstance(wrapper, IModelWrapper):
             if isinstance(wrapper, TargetNetworkWrapper):

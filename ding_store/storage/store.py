@@ -399,6 +399,28 @@ class Store:
         self._enter()
         return self.client.wait_for_version(name, version, timeout_s, is_over)
 
+    def shared_memory(self, name: str, num_bytes: int, fill: Callable[[memoryview], None]) -> memoryview:
+        """
+        Overview:
+            Map memory of this host that all processes of the run read and write, without locks or announcements. The
+            first caller creates it. It lasts until the last process of the run on this host has closed its store.
+            A mapping stays valid after that.
+        Arguments:
+            - num_bytes (:obj:`int`): Size, the same in all processes.
+            - fill (:obj:`Callable`): Called with the new memory, zeros, before any other process sees it.
+        Raises:
+            - ConfigError: There is no host cache (``memory://``, or host_plane 'off'), or the memory has another size.
+            - NotEnoughSpace: The host cache has no room for it.
+        """
+        check_name('shared memory', name)
+        self._enter()
+        if self._cache is None:
+            raise ConfigError(
+                f'shared memory {name!r} needs the host cache, which {self.address} lacks here. Open embedded:// or '
+                "redis:// with host_plane='auto'."
+            )
+        return self._cache.shared_memory(name, num_bytes, fill)
+
     def add(self, counter: str, amount: int = 0) -> int:
         """
         Overview:

@@ -10,6 +10,7 @@
     <hex>.fetch         held by the process that downloads that value, or for that stream
     <hex>.readers       the processes of this host that read a stream
     <hex>-<mark>-<bytes>-<hex>.payload  a payload that one process downloaded for all; has no owner
+    <hex>.shared        memory that all processes write to; has no owner
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import mmap
 import os
 import uuid
 import zlib
@@ -32,6 +34,7 @@ from ding_store.storage.shared_memory.cache_files import (
     FETCH,
     PAYLOAD,
     READERS,
+    SHARED,
     all_files,
     changed_ns,
     dead_files,
@@ -45,7 +48,15 @@ from ding_store.storage.shared_memory.cache_files import (
     size_of,
     unlink,
 )
-from ding_store.storage.shared_memory.mapped_files import PAGE, NewFile, OwnerLock, aligned, claim, is_claimed
+from ding_store.storage.shared_memory.mapped_files import (
+    PAGE,
+    NewFile,
+    OwnerLock,
+    aligned,
+    claim,
+    created,
+    is_claimed,
+)
 from ding_store.storage.shared_memory.ring import RingWriter, read_note
 from ding_store.storage.shared_memory.slots import SharedSlots, SlotReader, SlotWriter, create_slots, value_of
 
@@ -133,6 +144,34 @@ class CacheDir:
         return self._created(
             2 * slot_bytes, lambda: SlotWriter(path, slot_bytes, name, has_capacity=self._has_capacity)
         )
+
+    def shared_memory(self, name: str, num_bytes: int, fill: Callable[[memoryview], None]) -> memoryview:
+        """
+        Overview:
+            Map memory that all processes of this run and host read and write. If it does not exist, create it and call
+            ``fill`` on it, before any other process sees it.
+        Raises:
+            - ConfigError: It exists with another size.
+            - NotEnoughSpace, OSError: See ``create_ring``.
+        """
+        path = os.path.join(self._run, f'{_short(name)}{SHARED}')
+
+        def make() -> None:
+            if not os.path.exists(path):
+                with created(path, num_bytes) as (mapping, held):
+                    fill(memoryview(mapping))
+                held.close()
+
+        if not os.path.exists(path):
+            self._created(num_bytes, make)
+        file = OwnerLock(private_files.opener(path, os.O_RDWR))
+        try:
+            size = os.fstat(file.descriptor).st_size
+            if size != num_bytes:
+                raise ConfigError(f'shared memory {name!r} has {size} bytes, not {num_bytes}. Use another name.')
+            return memoryview(mmap.mmap(file.descriptor, num_bytes))
+        finally:
+            file.close()
 
     def fetch_path_of(self, name: str) -> str:
         """Return the lock file whose holder downloads the value ``name`` for all processes of this host."""

@@ -11,6 +11,8 @@ from ding_store.storage.shared_memory.mapped_files import NEW, is_claimed
 
 #: Suffixes of files without an owner. Everything in them exists elsewhere as well.
 COPIES, FETCH, READERS, PAYLOAD = '.copies', '.fetch', '.readers', '.payload'
+#: Suffix of memory that all processes of a run write to. It lasts as long as one of them is on the host.
+SHARED = '.shared'
 
 
 def runs_of(root: str) -> List[str]:
@@ -65,7 +67,7 @@ def remove_if_abandoned(run: str) -> int:
 
 
 def remove_run(run: str, is_over: bool) -> None:
-    if is_over or all(path.endswith((COPIES, FETCH, READERS, PAYLOAD)) for path in files_of(run)):
+    if is_over or all(path.endswith((COPIES, FETCH, READERS, PAYLOAD, SHARED)) for path in files_of(run)):
         shutil.rmtree(run, ignore_errors=True)
 
 
