@@ -30,10 +30,11 @@ class Backpressure:
         - max_lead (:obj:`int`): This collector waits while its last entry's number is more than ``max_lead`` above that
           of the last entry that the learner read. Each collector then appends one more. So all together may be up to
           ``max_lead`` plus the number of collectors ahead.
+        - name (:obj:`str`): Name of the value with the learner's progress.
     """
 
-    def __init__(self, store: Store, max_lead: int) -> None:
-        self._store = store
+    def __init__(self, store: Store, max_lead: int, name: str = PROGRESS) -> None:
+        self._store, self._name = store, name
         self._max_lead = max_lead
         self._appended: Optional[EntryId] = None
         self._ingested: Optional[EntryId] = None
@@ -52,7 +53,7 @@ class Backpressure:
         """
         if self._is_within_bounds():
             return True
-        value = self._store.get(PROGRESS, self._version, timeout_s)
+        value = self._store.get(self._name, self._version, timeout_s)
         if value is None:
             return None
         self._version = value.version

@@ -104,6 +104,7 @@ class RunSession:
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
         self.leases: List[Lease] = []  # renewed with each report
+        self.upheld: List[str] = [FINISH]  # decisions of this process that it puts again if a failover lost them
         self.waited_s = 0.0  # total time in ``wait_for``
         self.time_spent = TimeSpent()
         self.has_recorder = False  # a part of this process records the run's figures
@@ -288,11 +289,13 @@ class RunSession:
 
     @property
     def replay_path(self) -> Optional[str]:
-        """The path of the learner's replay, or None if it is not kept."""
+        """The path of the learner's replay, or None if it is not kept. Each of several learners has its own."""
         path = None if self.config.buffer_path is None else os.fspath(self.config.buffer_path)
-        if self.config.checkpoint is None:
+        if self.config.checkpoint is not None:
+            path = path or os.path.join(self.config.checkpoint.path, 'replay')
+        if path is None or self.config.num_learners == 1:
             return path
-        return path or os.path.join(self.config.checkpoint.path, 'replay')
+        return os.path.join(path, f'rank-{self.config.rank}-of-{self.config.num_learners}')
 
     @property
     def finished(self) -> bool:
@@ -312,7 +315,7 @@ class RunSession:
             try:
                 if has_seen_end:
                     self._closing.wait(self.config.heartbeat_s)
-                self._uphold_end()
+                self._uphold()
                 if has_seen_end:
                     if self._is_retired():
                         self.store.close_for_writing()
@@ -343,10 +346,11 @@ class RunSession:
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
 
-    def _uphold_end(self) -> None:
-        """Put the run's end again if this process put it and a failover lost it. Another end counts just as well."""
-        with best_effort(self.store), contextlib.suppress(VersionConflict):
-            self.store.uphold(FINISH)
+    def _uphold(self) -> None:
+        """Put this process's decisions again if a failover lost them. Another end of the run counts just as well."""
+        for name in self.upheld:
+            with best_effort(self.store), contextlib.suppress(VersionConflict):
+                self.store.uphold(name)
 
     def _is_retired(self) -> bool:
         """
