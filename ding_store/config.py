@@ -145,15 +145,17 @@ class LearnersConfig:
         _check_settings(self, 'store.learners')
 
     @classmethod
-    def from_block(cls, block: Optional[Mapping[str, Any]]) -> LearnersConfig:
-        """Read the key. None: the defaults."""
-        if block is not None and not isinstance(block, Mapping):
+    def from_block(cls, block: Optional[Mapping[str, Any]]) -> Optional[LearnersConfig]:
+        """Read the key. None: it is not set."""
+        if block is None:
+            return None
+        if not isinstance(block, Mapping):
             raise ConfigError(f'store.learners ({block!r}) must be a dict such as dict(check_every=100)')
         known = [f.name for f in fields(cls)]
-        for key in block or {}:
+        for key in block:
             if key not in known:
                 raise ConfigError(unknown_key('store.learners', str(key), known))
-        return cls(**(block or {}))
+        return cls(**block)
 
 
 #: Why checkpoints are refused for DI-engine's serial pipelines.
@@ -209,7 +211,7 @@ class StoreConfig:
         - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once, and
             chunks have each frame once. False: each row has its own.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
-        - learners (:obj:`LearnersConfig`): Settings of several learners.
+        - learners (:obj:`Optional[LearnersConfig]`): Settings of several learners. None: their defaults.
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
             they are published, to save bytes. None: they are not rounded.
         - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
@@ -242,7 +244,7 @@ class StoreConfig:
     prefetch: int = _setting(0, least=0)
     share_frames: Union[str, bool] = _setting('auto', choices=('auto', False))
     checkpoint: Optional[CheckpointConfig] = None
-    learners: LearnersConfig = LearnersConfig()
+    learners: Optional[LearnersConfig] = None
     weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
     weights_in_place: bool = False
     store_options: Dict[str, Any] = field(default_factory=dict)

@@ -52,9 +52,10 @@ LAYERS: Dict[str, Set[str]] = {
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
     'metrics': {'errors', 'private_files'},
     'run': {'errors', 'config', 'storage', 'checkpoint'},
+    'learners': {'errors', 'config', 'storage', 'checkpoint', 'run'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run', 'learners'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -63,7 +64,7 @@ LAYERS: Dict[str, Set[str]] = {
 INNER_LAYERS: Dict[str, List[Set[str]]] = {
     'ding_store.run': [
         {'foreign', 'last_checkpoint', 'time_spent'},
-        {'history', 'members'},
+        {'history', 'members', 'several_learners'},
         {'waiting'},
         {'ending'},
         {'claim'},
@@ -114,6 +115,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'learners': {'redis', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }

@@ -23,7 +23,7 @@ from ditk import logging
 from ding_store.checkpoint import read_state
 from ding_store.checkpoint.archive import write_state
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of, schedules_of
-from ding_store.config import StoreConfig
+from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.learners.data_parallel import LearnerGroup
 from ding_store.learners.data_parallel_gradients import GradientAverage, average_before_clipping
@@ -286,7 +286,8 @@ class LearnerRank:
     def _digest(self) -> int:
         """Return a checksum of all parameters, once in ``check_every`` updates, and 0 otherwise."""
         assert self._session is not None
-        if self.num_updates % self._session.config.learners.check_every:
+        settings = self._session.config.learners or LearnersConfig()
+        if self.num_updates % settings.check_every:
             return 0
         checksum = 0
         for each in self._gradients.parameters:

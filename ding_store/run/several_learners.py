@@ -1,4 +1,4 @@
-"""How many learners a run has. They read partitions of its experience, so the number is fixed until the run ends."""
+"""The number of learners of a run. It is fixed until the run ends, because its experience is distributed over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEARNERS = 'learners'
 
 
 def num_learners_of(store: Store) -> int:
-    """Return how many learners a run was started with. 1 if nothing says another number."""
+    """Return the number of learners that a run was started with. It is 1 if nothing says another number."""
     value = store.get(LEARNERS)
     number = None if value is None else value.header.get('num')
     return number if type(number) is int and number > 1 else 1
