@@ -128,6 +128,8 @@ class LearnerRank:
         self._is_agreed = self._has_begun = False
         self._num_rounds = 0
         self._session: Optional[RunSession] = None
+        self._weights: List[torch.Tensor] = []  # importance weights of the batch that is trained on next
+        self._smallest_share = self._beta = 0.0
 
     @property
     def rank(self) -> int:
@@ -233,10 +235,12 @@ class LearnerRank:
         assert self._session is not None
         self._num_rounds += 1
         is_ending = bool(task.finish or self._session.finished)
-        mine = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1, self._digest()]
+        counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1]
+        mine = [*map(float, counts), float(self._digest()), self._smallest_share]
         with self._session.time_spent.measure('wait_ranks'):
-            rounds, can, ending, steps, episodes, rows, digests = self.group.gather([float(each) for each in mine]).T
+            rounds, can, ending, steps, episodes, rows, digests, shares = self.group.gather(mine).T
         self._check_equal(rounds, digests)
+        self._weigh_over_ranks(shares)
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))
         if ending.any():
@@ -244,6 +248,28 @@ class LearnerRank:
             return 0
         self._is_agreed = bool(can.all())
         return int(rows.min()) if self._is_agreed else 0
+
+    def weigh(self, weights: List[torch.Tensor], smallest_share: float, beta: float) -> None:
+        """
+        Overview:
+            Give the importance weights of a batch, relative to the largest weight of this rank's replay. The next
+            agreement makes them relative to the largest of all ranks.
+        Arguments:
+            - smallest_share (:obj:`float`): The smallest probability of a row in this rank's replay.
+            - beta (:obj:`float`): The exponent of the weights.
+        """
+        self._weights, self._smallest_share, self._beta = weights, smallest_share, beta
+
+    def _weigh_over_ranks(self, shares: np.ndarray) -> None:
+        """
+        Scale the weights. Each rank draws equally many rows, so a row is drawn with its share of its own rank's masses.
+        Its weight is ``(smallest share of all / its share) ** beta``.
+        """
+        if shares.all():
+            factor = (float(shares.min()) / self._smallest_share) ** self._beta
+            for each in self._weights:
+                each.mul_(factor)
+        self._weights, self._smallest_share = [], 0.0
 
     def end(self, ctx: OnlineRLContext) -> None:
         """Tell all ranks that this one has made its last update. All end at the same iteration."""

@@ -276,16 +276,23 @@ def _prioritized_fetcher(
             "DI-engine's PriorityExperienceReplay on a buffer without a sampler."
         )
 
+    rank, draws = learner_ranks.current(), getattr(buffer_.sampler, 'draws', None)
+    if rank is not None and draws is None:
+        logging.warning(f'ding_store: importance weights of {sampler} are those of the part of each learner')
+
     def _fetch(ctx: OnlineRLContext) -> Generator:
         size = cfg.policy.learn.batch_size
+        beta = 0.0 if draws is None else draws.beta
         try:
             if comes_as_batch(buffer_.schema):
-                ctx.train_data, rows = _weighted_batch(buffer_, size)
+                ctx.train_data, rows, weights = _weighted_batch(buffer_, size)
             else:
-                ctx.train_data, rows = _weighted_list(buffer_, size)
+                ctx.train_data, rows, weights = _weighted_list(buffer_, size)
         except NotEnoughData:
             ctx.train_data = None
             return
+        if rank is not None and draws is not None:
+            rank.weigh(weights, draws.smallest_share, beta)
         yield
         if ctx.train_data is None:
             return  # another learner had no data
@@ -296,21 +303,23 @@ def _prioritized_fetcher(
     return _fetch
 
 
-def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
+def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray, List[torch.Tensor]]:
     batch = _sample(buffer_, size)
     # A heap weighs no rows.
     weights = np.ones(size, np.float32) if batch.weights is None else batch.weights
-    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', torch.from_numpy(weights))
-    return batch.data, batch.rows
+    tensor = torch.from_numpy(weights)
+    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', tensor)
+    return batch.data, batch.rows, [tensor]
 
 
-def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray]:
-    items = buffer_.sample(size)
+def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray, List[torch.Tensor]]:
+    items, weights = buffer_.sample(size), []
     for item in items:
         # The same type and shape as in DI-engine's PriorityExperienceReplay.
         weight = torch.tensor([item.meta.get('priority_IS', 1.0)], dtype=torch.float32)
         item.data['IS' if is_sequence(buffer_.schema) else 'priority_IS'] = weight
-    return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
+        weights.append(weight)
+    return [item.data for item in items], np.array([int(item.index) for item in items], np.int64), weights
 
 
 class OffPolicyLearner:

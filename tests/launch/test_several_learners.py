@@ -18,7 +18,7 @@ ROLES = 'learner=2,evaluator=1,collector=2'
 
 
 def several(cwd, *options, iterations=150):
-    command = ['--', 'python', TINY, '--trace', str(Path(cwd, 'trace')), '--max-train-iter', str(iterations)]
+    command = ['--', 'python', TINY, '--ckpt', '--trace', str(Path(cwd, 'trace')), '--max-train-iter', str(iterations)]
     return ding_store('run', '--run', 'r', '--roles', ROLES, *options, *command)
 
 

@@ -63,9 +63,10 @@ def test_two_ranks_have_the_gradients_of_one_learner(name):
         assert np.abs(expected).max() > 0
 
 
+@pytest.mark.parametrize('num_updates', [10, pytest.param(100, marks=pytest.mark.long)])
 @pytest.mark.parametrize('name', sorted(ALGORITHMS))
-def test_two_ranks_have_the_parameters_of_one_learner(name):
-    ((_, expected),) = in_ranks(1, train, name, 100, True)
-    (_, first), (_, second) = in_ranks(2, train, name, 100, True)
+def test_two_ranks_have_the_parameters_of_one_learner(name, num_updates):
+    ((_, expected),) = in_ranks(1, train, name, num_updates, True)
+    (_, first), (_, second) = in_ranks(2, train, name, num_updates, True)
     assert (first == second).all()
     assert np.abs(first - expected).max() <= 1e-8
