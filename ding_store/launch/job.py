@@ -492,8 +492,8 @@ class Job:
         if session.store.get(FINISH) is not None:
             return []
         last = {each.rank: each for each in self.processes if each.rank is not None}
-        self.num_restarts -= len(last) - 1  # it counts as one restart
-        return [self._restart(each, session) for _, each in sorted(last.items())]
+        self.num_restarts += 1
+        return [self._start_again(each, session) for _, each in sorted(last.items())]
 
     def _hurry_learners(self) -> None:
         """Kill learners that do not notice that another one was lost."""
@@ -548,6 +548,9 @@ class Job:
     def _restart(self, process: Process, session: RunSession) -> Process:
         """Start another process in its place. Members that wait for it continue as soon as it reports."""
         self.num_restarts += 1
+        return self._start_again(process, session)
+
+    def _start_again(self, process: Process, session: RunSession) -> Process:
         self._bury(process, session.store)
         alive = [each for each in self.processes if each.code is None]
         (address,) = new_addresses(1)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 ROLES = 'learner=2,evaluator=1,collector=2'
 
 
-def several(cwd, *options, iterations=150):
+def several(cwd, *options, iterations=60):
     command = ['--', 'python', TINY, '--ckpt', '--trace', str(Path(cwd, 'trace')), '--max-train-iter', str(iterations)]
     return ding_store('run', '--run', 'r', '--roles', ROLES, *options, *command)
 
@@ -48,7 +48,7 @@ def test_two_learners_share_the_experience_and_end_together(tmp_path):
     ends = [each for each in records(tmp_path / 'trace') if each['event'] == 'end' and each['roles'] == ['learner']]
     assert len(ends) == 2
     assert len({(each['train_iter'], each['env_step']) for each in ends}) == 1
-    assert ends[0]['train_iter'] >= 150
+    assert ends[0]['train_iter'] >= 60
     assert min(each['replay'] for each in ends) > 0
     assert sum(each['replay'] for each in ends) == rows['rows ingested']
     # Five updates per eight steps, as with one learner, but for those before a batch was there.
@@ -66,8 +66,9 @@ def test_killed_learner_ends_a_run_without_checkpoints(tmp_path):
     assert 'it cannot go on without its learner' in run.text
 
 
+@pytest.mark.long
 def test_killed_learner_is_started_again_with_all_others(tmp_path):
-    with job(several(tmp_path, '--checkpoint', 'saved', iterations=1500), tmp_path) as run:
+    with job(several(tmp_path, '--checkpoint', 'saved', iterations=400), tmp_path) as run:
         found = run.wait_for(lambda: trained(tmp_path), 'two learners that train')
         os.kill(found[1]['pid'], signal.SIGKILL)
         assert run.wait() == 0, run.text
@@ -76,15 +77,3 @@ def test_killed_learner_is_started_again_with_all_others(tmp_path):
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
     assert rows['chunks lost'] == 0
-
-
-def test_other_number_of_learners_cannot_continue_a_run(tmp_path):
-    with job(several(tmp_path, '--checkpoint', 'saved', iterations=10**6), tmp_path) as run:
-        run.wait_for(lambda: trained(tmp_path), 'two learners that train')
-        run.process.send_signal(signal.SIGINT)
-        assert run.wait() != 0
-    command = several(tmp_path, '--checkpoint', 'saved')
-    command[command.index(ROLES)] = 'learner=1,collector=1'
-    with job(command, tmp_path, name='again') as run:
-        assert run.wait() != 0
-    assert 'learner=2' in run.text

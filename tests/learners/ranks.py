@@ -6,6 +6,7 @@ import time
 import traceback
 from types import SimpleNamespace
 
+import torch._dynamo  # noqa: F401 - the first optimizer of each process would import it
 import torch.distributed as dist
 from ding.framework import task
 
