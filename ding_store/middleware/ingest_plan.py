@@ -10,8 +10,8 @@ from typing import Any, Callable, Dict, List, Optional
 from ding.framework import Task
 from ditk import logging
 
-from ding_store.middleware import learner_ranks
 from ding_store.middleware.insert_ratio import warn_of_no_ratio
+from ding_store.middleware.own_rank import own_rank
 
 #: Class attribute of middleware that may stand before the pusher because it uses no trajectories.
 USES_NO_TRAJECTORIES = 'uses_no_trajectories'
@@ -149,7 +149,7 @@ class IngestPlan:
             middleware(ctx)
 
     def _guarded(self, middleware: Callable) -> Callable:
-        module, rank = getattr(inspect.unwrap(middleware), '__module__', ''), learner_ranks.current()
+        module, rank = getattr(inspect.unwrap(middleware), '__module__', ''), own_rank()
         if module in FINAL_MODULES:
             return middleware
         if module == TRAINERS and rank is not None:

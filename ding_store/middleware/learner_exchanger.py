@@ -17,6 +17,7 @@ from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.learner_ranks import LearnerRank
+from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
@@ -59,7 +60,7 @@ class LearnerExchanger(Exchanger):
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        self._rank = learner_ranks.current()
+        self._rank = own_rank()
         rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
         if self._rank is not None:
             learner_ranks.check_settings(session.config)

@@ -27,6 +27,7 @@ from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.learners.data_parallel import LearnerGroup
 from ding_store.learners.data_parallel_gradients import GradientAverage, average_before_clipping
+from ding_store.middleware.own_rank import set_own_rank
 from ding_store.middleware.policy_state import left_out, set_left_out
 from ding_store.run.session import RunSession
 
@@ -40,13 +41,6 @@ COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step')
 #: Policies of DI-engine whose updates split their data into batches by this function of their module.
 _SPLIT = 'split_data_generator'
 
-_current: Optional[LearnerRank] = None
-
-
-def current() -> Optional[LearnerRank]:
-    """Return this process's part among several learners. None: it is the only learner, or no learner."""
-    return _current
-
 
 def start(rank: int, num: int, name: str) -> LearnerRank:
     """
@@ -54,8 +48,8 @@ def start(rank: int, num: int, name: str) -> LearnerRank:
         Make this process one of several learners. Call it before the script runs: policies that it makes from then on
         belong to the rank.
     """
-    global _current
-    _current = made = LearnerRank(LearnerGroup(rank, num, name))
+    made = LearnerRank(LearnerGroup(rank, num, name))
+    set_own_rank(made)
     make = Policy.__init__
 
     @functools.wraps(make)
@@ -69,7 +63,7 @@ def start(rank: int, num: int, name: str) -> LearnerRank:
 
     Policy.__init__ = __init__
     if rank:
-        _write_no_files()
+        _write_no_files(rank)
     return made
 
 
@@ -417,12 +411,12 @@ def normalized(values: torch.Tensor, group: LearnerGroup) -> torch.Tensor:
     return centred / (math.sqrt(float(squares) / (count - 1)) + 1e-8)
 
 
-def _write_no_files() -> None:
+def _write_no_files(rank: int) -> None:
     """Let rank 0 alone write the script's files: its config and its curves."""
     import ding.config.config
     from ding.utils import DistributedWriter
 
-    ding.config.config.get_rank = lambda: _current.rank if _current is not None else 0
+    ding.config.config.get_rank = lambda: rank
     make = DistributedWriter.__init__
 
     @functools.wraps(make)

@@ -25,6 +25,7 @@ from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
+from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.run_recorder import LoopRecorder
 from ding_store.middleware.task_stop import before_stop
@@ -219,7 +220,7 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         - ConfigError: The buffer has priorities, but ``policy.priority`` is off or ``collect.unroll_len`` makes
           batches of groups. No priority would ever be updated.
     """
-    rank = learner_ranks.current()
+    rank = own_rank()
     if rank is not None:
         cfg = learner_ranks.own_part_of(cfg, rank.num)
     is_known = collate == 'auto' and policy is not None
@@ -276,7 +277,7 @@ def _prioritized_fetcher(
             "DI-engine's PriorityExperienceReplay on a buffer without a sampler."
         )
 
-    rank, draws = learner_ranks.current(), getattr(buffer_.sampler, 'draws', None)
+    rank, draws = own_rank(), getattr(buffer_.sampler, 'draws', None)
     if rank is not None and draws is None:
         logging.warning(f'ding_store: importance weights of {sampler} are those of the part of each learner')
 
@@ -353,7 +354,7 @@ class OffPolicyLearner:
         """
         self.cfg, self._session = cfg, session
         self._time_spent = TimeSpent() if session is None else session.time_spent
-        self._rank = learner_ranks.current()
+        self._rank = own_rank()
         if self._rank is not None:
             self._rank.check(policy)
             if reward_model is not None:
