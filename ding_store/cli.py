@@ -252,7 +252,11 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
     )
     _add_store_options(parser, environment)
     _add_settings(parser)
-    parser.add_argument('--roles', metavar='ROLE=N,...', help='start N processes per role, e.g. learner=1,collector=2')
+    parser.add_argument(
+        '--roles',
+        metavar='ROLE=N,...',
+        help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together',
+    )
     parser.add_argument(
         '--explain',
         action='store_true',

@@ -143,6 +143,34 @@ class CheckpointConfig:
             raise ConfigError(f'store.checkpoint.path ({self.path!r}) is that of CkptSaver. Name another one.')
 
 
+@dataclass(frozen=True)
+class LearnersConfig:
+    """
+    Overview:
+        The key ``learners`` of the settings, for runs with several learners (``--roles learner=N``).
+    Arguments:
+        - check_every (:obj:`int`): Number of updates after which the learners compare a digest of their parameters.
+    """
+
+    check_every: int = _setting(100, least=1)
+
+    def __post_init__(self) -> None:
+        _check_settings(self, 'store.learners')
+
+    @classmethod
+    def from_block(cls, block: Optional[Mapping[str, Any]]) -> Optional[LearnersConfig]:
+        """Read the key. None: it is not set."""
+        if block is None:
+            return None
+        if not isinstance(block, Mapping):
+            raise ConfigError(f'store.learners ({block!r}) must be a dict such as dict(check_every=100)')
+        known = [f.name for f in fields(cls)]
+        for key in block:
+            if key not in known:
+                raise ConfigError(unknown_key('store.learners', str(key), known))
+        return cls(**block)
+
+
 #: Why checkpoints are refused for DI-engine's serial pipelines.
 NOT_SERIAL = (
     'is for task pipelines. With `ding -m serial`, remove it and use the save_ckpt_* and load_ckpt hooks of '
@@ -197,13 +225,14 @@ class StoreConfig:
         - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once, and
             chunks have each frame once. False: each row has its own.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
+        - learners (:obj:`Optional[LearnersConfig]`): Settings of several learners. None: their defaults.
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
             they are published, to save bytes. None: they are not rounded.
         - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
             copy per host, if the types are equal. **Warning:** they are read-only. Writing to them crashes the process.
         - store_options (:obj:`dict`): Further keyword arguments of ``open_store``.
-        - launched, joined (:obj:`Optional[str]`): How this process was started, see ``Environment``. No keys of the
-            block.
+        - launched, joined (:obj:`Optional[str]`), num_learners, rank (:obj:`int`): How this process was started, see
+            ``Environment``. No keys of the block.
     """
 
     enable: bool = True
@@ -229,11 +258,14 @@ class StoreConfig:
     prefetch: int = _setting(0, least=0)
     share_frames: Union[str, bool] = _setting('auto', choices=('auto', False))
     checkpoint: Optional[CheckpointConfig] = None
+    learners: Optional[LearnersConfig] = None
     weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
     weights_in_place: bool = False
     store_options: Dict[str, Any] = field(default_factory=dict)
     launched: Optional[str] = field(default=None, repr=False)
     joined: Optional[str] = field(default=None, repr=False)
+    num_learners: int = field(default=1, repr=False)
+    rank: int = field(default=0, repr=False)
 
     def __post_init__(self) -> None:
         _check_settings(self, 'store')
@@ -298,7 +330,9 @@ class StoreConfig:
         run = environment.run or settings.get('run') or default_run
         settings['run'] = run_name(run) if isinstance(run, str) else run
         checkpoint = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'], environment.checkpoint)
+        settings['learners'] = LearnersConfig.from_block(settings.get('learners'))
         settings.update(checkpoint=checkpoint, launched=environment.launched, joined=environment.joined)
+        settings.update(num_learners=int(environment.learners or 1), rank=int(environment.rank or 0))
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:
@@ -343,9 +377,13 @@ def run_name(exp_name: str) -> str:
     return f'{readable}-{hashlib.sha256(exp_name.encode("utf-8", "surrogatepass")).hexdigest()[:8]}'
 
 
+#: Fields that no block sets.
+_OF_THE_PROCESS = ('launched', 'joined', 'num_learners', 'rank')
+
+
 def keys_of_block() -> Tuple[str, ...]:
     """Return the keys of the ``store`` block."""
-    return tuple(each.name for each in fields(StoreConfig) if each.name not in ('launched', 'joined'))
+    return tuple(each.name for each in fields(StoreConfig) if each.name not in _OF_THE_PROCESS)
 
 
 def _parsed(settings: Optional[str]) -> Dict[str, Any]:

@@ -20,6 +20,7 @@ ENV_SENTINEL_TLS = 'DING_STORE_SENTINEL_TLS'
 ENV_SETTINGS, ENV_CHECKPOINT = 'DING_STORE_SETTINGS', 'DING_STORE_CHECKPOINT'
 #: Internal: see the fields of ``Environment``.
 ENV_LAUNCHED, ENV_JOINED = 'DING_STORE_LAUNCHED', 'DING_STORE_JOINED'
+ENV_LEARNERS, ENV_RANK = 'DING_STORE_LEARNERS', 'DING_STORE_RANK'
 ENV_LAUNCHER, ENV_USES, ENV_EXPLAIN = 'DING_STORE_LAUNCHER', 'DING_STORE_USES', 'DING_STORE_EXPLAIN'
 #: Internal: '1' patches DI-engine when it is imported. ``hook/site/sitecustomize.py`` reads it in each Python.
 ENV_HOOK = 'DING_STORE_HOOK'
@@ -38,6 +39,8 @@ class Environment:
             this process. Its launcher deletes the run's data after it has read the last figures.
         - joined (:obj:`Optional[str]`): The epoch of the ``members`` stream when ``ding-store join`` started this
             process.
+        - learners (:obj:`Optional[str]`): Number of learners of the run, if there are several.
+        - rank (:obj:`Optional[str]`): Number of this process among the learners, from 0 on, if there are several.
         - launcher (:obj:`Optional[str]`): Pid of the command that waits for configs that are still being written.
         - uses (:obj:`Optional[str]`): Path of the command's file for notes of the parts that its processes use.
         - explain (:obj:`Optional[str]`): '1': each process prints each part that it uses.
@@ -53,6 +56,8 @@ class Environment:
     checkpoint: Optional[str] = None
     launched: Optional[str] = None
     joined: Optional[str] = None
+    learners: Optional[str] = None
+    rank: Optional[str] = None
     launcher: Optional[str] = None
     uses: Optional[str] = None
     explain: Optional[str] = None
@@ -70,6 +75,8 @@ _NAMES: Dict[str, str] = {
     'checkpoint': ENV_CHECKPOINT,
     'launched': ENV_LAUNCHED,
     'joined': ENV_JOINED,
+    'learners': ENV_LEARNERS,
+    'rank': ENV_RANK,
     'launcher': ENV_LAUNCHER,
     'uses': ENV_USES,
     'explain': ENV_EXPLAIN,
@@ -107,3 +114,8 @@ def write_environment(environment: Environment, site: Optional[str] = None) -> N
     if site is not None:
         os.environ[ENV_HOOK] = '1'
         os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [site, os.environ.get('PYTHONPATH')]))
+
+
+def set_rank(rank: int) -> None:
+    """Set the variable ``rank`` of this process, which is one of several learners."""
+    os.environ[ENV_RANK] = str(rank)

@@ -50,9 +50,9 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
-    'learners': {'errors', 'compiled', 'storage', 'checkpoint'},
     'metrics': {'errors', 'private_files'},
     'run': {'errors', 'config', 'storage', 'checkpoint'},
+    'learners': {'errors', 'compiled', 'config', 'storage', 'checkpoint', 'run'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
         *('columns', 'storage', 'buffer', 'checkpoint', 'learners', 'metrics', 'run'),
@@ -64,7 +64,7 @@ LAYERS: Dict[str, Set[str]] = {
 INNER_LAYERS: Dict[str, List[Set[str]]] = {
     'ding_store.run': [
         {'foreign', 'last_checkpoint', 'time_spent'},
-        {'history', 'members'},
+        {'history', 'members', 'several_learners'},
         {'waiting'},
         {'ending'},
         {'claim'},
@@ -114,9 +114,9 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
-    'learners': {'redis', 'ding', 'dizoo', *TREES},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'learners': {'redis', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},
     'doctor': {'torch', 'ding', 'dizoo', *TREES},
 }

@@ -16,7 +16,7 @@ from typing import Dict, List, NamedTuple, Tuple
 
 import pytest
 
-from ding_store.config import CheckpointConfig, StoreConfig, keys_of_block
+from ding_store.config import CheckpointConfig, LearnersConfig, StoreConfig, keys_of_block
 from ding_store.storage.options import HostOptions, RedisOptions, StoreOptions, StreamOptions
 from dizoo_configs.help import commands as main_commands
 
@@ -372,7 +372,8 @@ def defaults(settings: type) -> Dict[str, str]:
 
 
 def test_settings_are_documented_with_their_defaults():
-    others = ('Checkpoints: keys of `checkpoint`', 'Options of `open_store`, in `store_options`')
+    learners = 'Several learners: keys of `learners`'
+    others = ('Checkpoints: keys of `checkpoint`', learners, 'Options of `open_store`, in `store_options`')
     titles = re.findall(r'^## (.+)$', (ROOT / SETTINGS).read_text(encoding='utf-8'), re.M)
     settings = {key: value for key, value in defaults(StoreConfig).items() if key in keys_of_block()}
     assert rows(SETTINGS, *(title for title in titles if title not in others)) == settings
@@ -380,6 +381,7 @@ def test_settings_are_documented_with_their_defaults():
     assert checkpoint.pop('path') == 'checkpoints/<run>'  # The code has no constant for it.
     checkpoint['path'] = repr('')
     assert checkpoint == defaults(CheckpointConfig)
+    assert rows(SETTINGS, learners) == defaults(LearnersConfig)
 
 
 def test_store_options_are_documented_with_their_defaults():

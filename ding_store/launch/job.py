@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
+import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
@@ -37,12 +38,15 @@ from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.run.lease import Lease
 from ding_store.run.members import Members, launch
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
 #: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
+#: Largest number of learners of a run.
+MAX_LEARNERS = 64
 #: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
@@ -62,7 +66,7 @@ def parse_roles(text: str) -> Dict[str, int]:
         if not (number.isascii() and number.isdigit()):
             raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
         roles[role] = int(number)
-    for role, least, most in (('learner', 1, 1), ('collector', 1, 10_000), ('evaluator', 0, 1)):
+    for role, least, most in (('learner', 1, MAX_LEARNERS), ('collector', 1, 10_000), ('evaluator', 0, 1)):
         if not least <= roles.get(role, 0) <= most:
             raise ConfigError(f'--roles {text!r}: {role} must be between {least} and {most}, got {roles.get(role, 0)}')
     return roles
@@ -126,10 +130,12 @@ class Process:
     code: Optional[int] = None  # as in a shell: 128 + signal if it was killed
     is_terminated: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
     is_debugged: bool = False  # it uses the terminal of the launcher
+    rank: Optional[int] = None  # among several learners
 
     @property
     def title(self) -> str:
-        return f'{self.role} (node {self.node_id}, pid {self.pid})'
+        rank = '' if self.rank is None else f' rank {self.rank}'
+        return f'{self.role}{rank} (node {self.node_id}, pid {self.pid})'
 
 
 @dataclass
@@ -167,6 +173,8 @@ class Job:
     is_hurrying: bool = False  # processes that are left receive SIGTERM
     history: Optional[str] = None  # path that was noted beside the logs
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
+    group: str = ''  # name of the learners that started together, if there are several
+    regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
 
     def run(self, out: Any) -> Result:
         """
@@ -178,6 +186,7 @@ class Job:
             check_script(store, first, script)
             check_format(store)
             clear_ended_run(store, self.config)
+            check_num_learners(store, self.num_learners)
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.
             lease = self._claim_run(store)
@@ -200,6 +209,10 @@ class Job:
                 self._end_rest()
                 os.close(held)
 
+    @property
+    def num_learners(self) -> int:
+        return self.roles['learner']
+
     def _claim_run(self, store: Store) -> Lease:
         silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
         lease = claim_run(store, FIRST_IDS['learner'], silent_s, script, self.config.launched)
@@ -211,6 +224,8 @@ class Job:
         try:
             lease = self._claim_run(session.store)
             session.hold(lease, f'the job of {lease.owner.place}')
+            decide_num_learners(session.store, self.num_learners)
+            session.upheld.append(LEARNERS)
             return self._watched(session, out)
         finally:
             session.close()
@@ -284,10 +299,17 @@ class Job:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
-        nodes = [(role, FIRST_IDS[role] + i) for role in ROLES for i in range(self.roles.get(role, 0))]
+        self.group = uuid.uuid4().hex[:12]
+        nodes = [self._node(role, i) for role in ROLES for i in range(self.roles.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
-        for i, (role, node_id) in enumerate(nodes):
-            self.processes.append(self._fork(role, node_id, self.addresses[i], self.addresses[:i], len(nodes)))
+        for i, (role, node_id, rank) in enumerate(nodes):
+            self.processes.append(self._fork(role, node_id, rank, self.addresses[i], self.addresses[:i], len(nodes)))
+
+    def _node(self, role: str, number: int) -> Tuple[str, int, Optional[int]]:
+        """Return role, node id and rank of a process. All learners have DI-engine's node id of the learner."""
+        if role == 'learner' and self.num_learners > 1:
+            return role, FIRST_IDS[role], number
+        return role, FIRST_IDS[role] + number, None
 
     def _make_log_dir(self) -> None:
         try:
@@ -303,21 +325,26 @@ class Job:
 
     def _prepare_environment(self) -> None:
         url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
-        write_environment(replace(self.environment, url=url, run=run, launched=launched, joined=None))
+        learners = str(self.num_learners) if self.num_learners > 1 else None
+        settings = dict(url=url, run=run, launched=launched, joined=None, learners=learners, rank=None)
+        write_environment(replace(self.environment, **settings))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
         # per core each slow one another down far below one thread each.
         os.environ.setdefault('OMP_NUM_THREADS', '1')
 
-    def _fork(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Process:
-        log = self.log_dir / f'{role}-{node_id}.log'
-        started = self._role_of(role, node_id, address, peers, num_workers)
+    def _fork(
+        self, role: str, node_id: int, rank: Optional[int], address: str, peers: List[str], num_workers: int
+    ) -> Process:
+        started = self._role_of(role, node_id, rank, address, peers, num_workers)
+        log = self.log_dir / f'{started.title}.log'
         started.delay_s = self.delays_s.get(role, 0.0)
-        started.is_debugged = role == self.debug and node_id == FIRST_IDS[role]
+        started.is_debugged = role == self.debug and node_id == FIRST_IDS[role] and not rank
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid:
-            return Process(role, node_id, pid, os.pidfd_open(pid), log, address, is_debugged=started.is_debugged)
+            fields: Dict[str, Any] = dict(is_debugged=started.is_debugged, rank=rank)
+            return Process(role, node_id, pid, os.pidfd_open(pid), log, address, **fields)
         code = 1
         try:
             started.enter()
@@ -332,9 +359,11 @@ class Job:
             exit_process(code)
         raise AssertionError('not reached')
 
-    def _role_of(self, role: str, node_id: int, address: str, peers: List[str], num_workers: int) -> Role:
+    def _role_of(
+        self, role: str, node_id: int, rank: Optional[int], address: str, peers: List[str], num_workers: int
+    ) -> Role:
         has_gpu = role not in self.cpu_roles
-        title, warned = f'{role}-{node_id}', str(self.log_dir.absolute() / warn_once.FILE)
+        title, warned = f'{role}-{rank or node_id}', str(self.log_dir.absolute() / warn_once.FILE)
         return Role(
             self.script,
             node_id,
@@ -345,6 +374,9 @@ class Job:
             has_gpu=has_gpu,
             title=title,
             warnings=warned,
+            rank=rank,
+            num_learners=self.num_learners,
+            group=self.group,
         )
 
     # Watching
@@ -368,10 +400,10 @@ class Job:
             try:
                 for key, _ in selector.select(tick_s):
                     selector.unregister(key.fd)
-                    successor = self._reaped(key.data, session)
-                    if successor is not None:
+                    for successor in self._reaped(key.data, session):
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
+                self._hurry_learners()
                 if ended:
                     self._hurry(ended[0])
             except KeyboardInterrupt:
@@ -404,24 +436,27 @@ class Job:
                 process.is_terminated = True
                 os.kill(process.pid, signal.SIGTERM)
 
-    def _reaped(self, process: Process, session: RunSession) -> Optional[Process]:
+    def _reaped(self, process: Process, session: RunSession) -> List[Process]:
         """Call ``_reap``, and end the job if the store does not come back."""
         try:
             return self._reap(process, session)
         except StoreError as error:
             self._end_here('the store was lost', error, session)
-            return None
+            return []
 
-    def _reap(self, process: Process, session: RunSession) -> Optional[Process]:
-        """Record the end of a process. Return the process that was started in its place, if any."""
+    def _reap(self, process: Process, session: RunSession) -> List[Process]:
+        """Record the end of a process. Return the processes that were started in its place, if any."""
         _, status = os.waitpid(process.pid, 0)
         os.close(process.pidfd)
         code = os.waitstatus_to_exitcode(status)
         process.code = code if code >= 0 else 128 - code
         if session.finished and self.failed:
-            return None
+            return []
         if code == 0 and session.store.get(FINISH) is not None:
-            return None
+            return []
+        if process.rank is not None and self.regroup_by_s is not None:
+            self._bury(process, session.store)
+            return self._regroup(session)  # it stopped because another learner was lost
         how = f'was killed by {signal.Signals(-code).name}' if code < 0 else f'failed with exit code {code}'
         if code == 0:
             how = (
@@ -430,21 +465,48 @@ class Job:
             )
         if code < 0 and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
-            return None
+            return []
         self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
         if code > 0 and not process.is_debugged:
             self.say(_tail(process.log))
         if process.role == 'collector':
             end = end_of(session.store)
             if end is not None and not end.failed:
-                return None  # the run finished in order; the others took long to leave before this exit was seen
+                return []  # the run finished in order; the others took long to leave before this exit was seen
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
-                return None
+                return []
         if process.role != 'collector' and code != 0 and self._may_restart(code, session):
-            return self._restart(process, session)
+            if process.rank is not None:
+                self.say('all learners stop, and are started again together')
+                self.regroup_by_s = time.monotonic() + LEAVE_S
+                self._bury(process, session.store)
+                return self._regroup(session)
+            return [self._restart(process, session)]
         self._give_up(process, how, session)
-        return None
+        return []
+
+    def _regroup(self, session: RunSession) -> List[Process]:
+        """Start all learners again once the last of them has ended. A group of them cannot be repaired in place."""
+        if any(each.rank is not None and each.code is None for each in self.processes):
+            return []
+        self.regroup_by_s, self.group = None, uuid.uuid4().hex[:12]
+        if session.store.get(FINISH) is not None:
+            return []
+        last = {each.rank: each for each in self.processes if each.rank is not None}
+        self.num_restarts += 1
+        return [self._start_again(each, session) for _, each in sorted(last.items())]
+
+    def _hurry_learners(self) -> None:
+        """Kill learners that do not notice that another one was lost."""
+        if self.regroup_by_s is None or time.monotonic() < self.regroup_by_s:
+            return
+        for process in self.processes:
+            if process.rank is not None and process.code is None:
+                self.say(f'{process.title} did not stop in {LEAVE_S:g} s, and is killed')
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        self.regroup_by_s = time.monotonic() + LEAVE_S
 
     def _join_command(self) -> str:
         """Return the command that adds a collector, if run in the directory that this command was started in."""
@@ -488,14 +550,18 @@ class Job:
     def _restart(self, process: Process, session: RunSession) -> Process:
         """Start another process in its place. Members that wait for it continue as soon as it reports."""
         self.num_restarts += 1
+        return self._start_again(process, session)
+
+    def _start_again(self, process: Process, session: RunSession) -> Process:
         self._bury(process, session.store)
         alive = [each for each in self.processes if each.code is None]
         (address,) = new_addresses(1)
         self.addresses.append(address)
         peers = [each.address for each in alive]
-        started = self._role_of(process.role, process.node_id, address, peers, len(alive) + 1)
+        started = self._role_of(process.role, process.node_id, process.rank, address, peers, len(alive) + 1)
         pid = started.spawn(process.log)
-        successor = Process(process.role, process.node_id, pid, os.pidfd_open(pid), process.log, address)
+        place = pid, os.pidfd_open(pid), process.log, address
+        successor = Process(process.role, process.node_id, *place, rank=process.rank)
         self.processes.append(successor)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'

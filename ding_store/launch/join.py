@@ -21,6 +21,7 @@ from ding_store.run.ending import end_of, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import num_learners_of
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import StreamInfo
 from ding_store.storage.store import Store
@@ -55,13 +56,14 @@ def join(
         claim_role(store, role, silence_s(config.heartbeat_s), config.launched)
         if node_id is None:
             node_id = claim_node_id(store, role)
-        peers = peer_addresses(store)
+        peers, num = peer_addresses(store), num_learners_of(store)
     title = f'{role}-{node_id}'
     log_as(title)
     print_to(sys.stderr, line(f'joining run {config.run!r} as {role}, node {node_id}\n', title))
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
-    write_environment(replace(environment, launched=launch(config.launched), joined=joined))
+    learners = str(num) if num > 1 else None
+    write_environment(replace(environment, launched=launch(config.launched), joined=joined, learners=learners))
     import_di_engine()
     install()
     (address,) = new_addresses(1)

@@ -10,9 +10,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 from ding_store import private_files
+from ding_store.environment import set_rank
 from ding_store.launch.log_lines import log_as
 from ding_store.launch.user_script import UserScript, exit_process, quiet_imports
 from ding_store.launch.warn_once import warn_once
@@ -33,6 +34,9 @@ class Role:
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
         - title (:obj:`str`): Name of the process in logs, such as ``collector-2``.
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
+        - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner from 0 on, and of all of them.
+            None: there is one learner, or the process is none.
+        - group (:obj:`str`): Name that the learners have which start together.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -47,6 +51,9 @@ class Role:
     title: str = ''
     warnings: str = ''
     is_debugged: bool = False
+    rank: Optional[int] = None
+    num_learners: int = 1
+    group: str = ''
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -71,6 +78,11 @@ class Role:
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
         with quiet_imports():
             install()
+            if self.rank is not None:
+                from ding_store.middleware import learner_ranks
+
+                set_rank(self.rank)
+                learner_ranks.start(self.rank, self.num_learners, self.group)
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()

@@ -30,7 +30,7 @@ RATE_S = 1.0
 #: Version of the JSON, see docs/reference/status-json.md. It grows if a name is removed or changes its meaning.
 VERSION = 1
 #: Parts of a member's work that are waits.
-WAITS = [part for part in (*LEARNER_PARTS, *COLLECTOR_PARTS) if part.startswith('wait')]
+WAITS = [part for part in (*LEARNER_PARTS, *COLLECTOR_PARTS, 'wait_ranks') if part.startswith('wait')]
 
 
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], everything: bool = False) -> int:

@@ -26,7 +26,7 @@ from ding_store.learners.wire import (
     stream_of,
     value_of,
 )
-from ding_store.storage.base import Entry
+from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
 
@@ -121,7 +121,8 @@ class ParameterServer:
         self._marks: Dict[str, int] = {}
         self._published: Any = 0  # version of the value; 0: nothing
         self._must_publish = True
-        self._unsaved_bytes, self._saved_at, self._unsaved_id = 0, time.monotonic(), None
+        self._unsaved_bytes, self._saved_at = 0, time.monotonic()
+        self._unsaved_id: Optional[EntryId] = None
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
@@ -496,7 +497,7 @@ def _parameters_of(
     model: Union[torch.nn.Module, Sequence[torch.Tensor]], optimizer: Optional[torch.optim.Optimizer]
 ) -> List[torch.Tensor]:
     """Return the optimizer's parameters, in its order. Without an optimizer, return the model's."""
-    own = list(model.parameters()) if isinstance(model, torch.nn.Module) else list(model)
+    own: List[torch.Tensor] = list(model.parameters()) if isinstance(model, torch.nn.Module) else list(model)
     if optimizer is None:
         return own
     stepped = [each for group in optimizer.param_groups for each in group['params']]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, Optional, Protocol, Sequence
+from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 #: Parts of the work of a learner's loop and of a collector's, whose seconds they report as ``<part>_s``. A collector
 #: spends the rest of its time on its environments. ``append`` includes waits for room in the stream.
@@ -84,16 +84,14 @@ class Figures:
 
     @classmethod
     def of(cls, members: Reports) -> Figures:
-        learner = _newest(members.of('learner'))
+        learners = _by_rank(members.of('learner'))
+        learner = _newest(learners.get(0, ()))
         evaluator = _newest(members.of('evaluator'))
         figures = cls(
             rows_appended=int(members.total('collector', 'rows')),
             env_step=int(members.total('collector', 'env_step')),
         )
-        for each in members.of('learner'):
-            # A learner that resumed with the replay of those before it counts all of their rows.
-            before = 0 if each.figures.get('is_resumed') else figures.rows_ingested
-            figures.rows_ingested = before + int(each.figures.get('rows', 0))
+        figures.rows_ingested = sum(map(_rows_of, learners.values()))
         figures.chunks_lost = int(members.total('learner', 'lost'))
         figures.entries_corrupt = int(members.total('learner', 'corrupt'))
         # A killed collector's rows after its last report are counted when the learner reads them. The reports of
@@ -107,9 +105,11 @@ class Figures:
             # the first chunk that the learner reads.
             began_s = members.began_s('collector', learner.clock)
             figures.began_s = learner.figures.get('began_s') if began_s is None else began_s
-            if len(members.of('learner')) > 1 and 'began_s' in learner.figures:
+            if len(learners[0]) > 1 and 'began_s' in learner.figures:
                 figures._measure_loop_of(learner.figures)
             figures._add_own(learner)
+            for rank in learners.keys() - {0}:
+                figures._add_rank(learners[rank][-1].figures)
         figures.num_collectors = members.num_running('collector')
         seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
         figures.collector_s = {part: value for part, value in seconds.items() if value}
@@ -140,6 +140,19 @@ class Figures:
         self.rows_sampled, self.rows_inserted = own.get('sampled'), own.get('rows', 0) - own.get('began_rows', 0)
         self.learner_s = {part: own[f'{part}_s'] for part in ('up', *LEARNER_PARTS) if f'{part}_s' in own}
 
+    def _add_rank(self, own: dict) -> None:
+        """Add what another rank than the first has: its part of the replay, of the samples and of the inserts."""
+        self.replay_rows += own.get('replay_rows', 0)
+        self.rows_inserted += own.get('rows', 0) - own.get('began_rows', 0)
+        for name, figure in (
+            ('replay_size', 'replay_size'),
+            ('replay_bytes', 'replay_bytes'),
+            ('rows_sampled', 'sampled'),
+        ):
+            known, more = getattr(self, name), own.get(figure)
+            if more is not None:
+                setattr(self, name, (known or 0) + more)
+
     def _measure_loop_of(self, learner: dict) -> None:
         """Set times and rates to those of a restarted learner's own loop. Totals include the processes before it."""
         self.began_s, self.began_iter = learner['began_s'], learner.get('began_iter', 0)
@@ -167,6 +180,23 @@ class Figures:
             f'env steps {self.env_step}  train iters {self.train_iter}  replay {self.replay_rows} rows  '
             f'policy {self.policies()}  eval return {evaluated}{corrupt}'
         )
+
+
+def _by_rank(learners: Sequence[Report]) -> Dict[int, List[Report]]:
+    """Return the learners of each rank in the order in which they joined. A run with one learner has rank 0 only."""
+    found: Dict[int, List[Report]] = {}
+    for each in learners:
+        found.setdefault(each.figures.get('rank', 0), []).append(each)
+    return found
+
+
+def _rows_of(learners: Sequence[Report]) -> int:
+    """Return the rows that the learners of one rank have ingested, one after the other."""
+    rows = 0
+    for each in learners:
+        # A learner that resumed with the replay of those before it counts all of their rows.
+        rows = int(each.figures.get('rows', 0)) + (0 if each.figures.get('is_resumed') else rows)
+    return rows
 
 
 def _newest(members: Sequence[Report]) -> Optional[Report]:

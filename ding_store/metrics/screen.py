@@ -56,9 +56,9 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
     _row(grid, 'policy', _policies(figures))
-    stream = status['streams'].get('experience')
-    if stream is not None:
-        _row(grid, 'stream', _stream(stream, figures['max_pending_bytes']))
+    streams = [each for name, each in status['streams'].items() if is_experience(name)]
+    if streams:
+        _row(grid, 'stream', _stream(streams, figures['max_pending_bytes']))
     if figures['chunks_lost'] or figures['entries_corrupt']:
         lost = f'{number(figures["chunks_lost"])} chunks lost, {number(figures["entries_corrupt"])} corrupt'
         _row(grid, 'lost', Text(lost, style='bold red'))
@@ -116,16 +116,24 @@ def _policies(figures: Mapping[str, Any]) -> str:
     return _joined(found) or 'no weights published yet'
 
 
-def _stream(stream: Mapping[str, Any], limit: Optional[int]) -> Text:
-    held, pending = stream['last'] - stream['floor'], stream['pending_bytes']
-    is_full = bool(limit) and pending >= 0.8 * (limit or 1)
-    of = f' of {size_of(limit)}' if limit else ''
+def is_experience(stream: str) -> bool:
+    """Return True for the name of the stream of experience, or of one of its partitions."""
+    return stream.split('/')[0] == 'experience'
+
+
+def _stream(streams: Sequence[Mapping[str, Any]], limit: Optional[int]) -> Text:
+    """Return what waits in the stream, or in all partitions. The limit is of each partition."""
+    held = sum(each['last'] - each['floor'] for each in streams)
+    pending = [each['pending_bytes'] for each in streams]
+    is_full = bool(limit) and max(pending) >= 0.8 * (limit or 1)
+    of = f' of {size_of(limit * len(streams))}' if limit else ''
     text = Text(
-        f'{number(held)} chunk{"s wait" if held != 1 else " waits"} · {size_of(pending)}{of}',
+        f'{number(held)} chunk{"s wait" if held != 1 else " waits"} · {size_of(sum(pending))}{of}',
         style='bold yellow' if is_full else '',
     )
-    if stream['num_dropped']:
-        text.append(f' · {number(stream["num_dropped"])} dropped', style='bold red')
+    dropped = sum(each['num_dropped'] for each in streams)
+    if dropped:
+        text.append(f' · {number(dropped)} dropped', style='bold red')
     return text
 
 
@@ -164,17 +172,25 @@ def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> Renderab
 
 def _replaced(members: Sequence[Mapping[str, Any]]) -> Set[str]:
     """Return the ids of members that ended, if a later one (members are in the order of joining) has their node id."""
-    last = {(each['role'], each['node_id']): each['id'] for each in members}
+    last = {_place(each): each['id'] for each in members}
     return {
-        each['id']
-        for each in members
-        if each['state'] in ('failed', 'killed') and last[each['role'], each['node_id']] != each['id']
+        each['id'] for each in members if each['state'] in ('failed', 'killed') and last[_place(each)] != each['id']
     }
+
+
+def _place(member: Mapping[str, Any]) -> Tuple[str, int, int]:
+    return member['role'], member['node_id'], member['figures'].get('rank', 0)
+
+
+def _role(member: Mapping[str, Any]) -> str:
+    """Return a member's role, with the rank of one of several learners."""
+    rank = member['figures'].get('rank')
+    return plain(member['role'] if rank is None else f'{member["role"]} {rank}')
 
 
 def _rank(member: Mapping[str, Any]) -> Tuple[bool, int, bool, int]:
     role = ORDER.index(member['role']) if member['role'] in ORDER else len(ORDER)
-    return role == len(ORDER) - 1, role, member['state'] in ('alive', 'left'), member['node_id']
+    return role == len(ORDER) - 1, role, member['state'] in ('alive', 'left'), member['node_id'] + _place(member)[2]
 
 
 def _cells(member: Mapping[str, Any]) -> List[RenderableType]:
@@ -182,7 +198,7 @@ def _cells(member: Mapping[str, Any]) -> List[RenderableType]:
     figures, waits = member['figures'], member['wait_share']
     version = figures.get('policy_version')
     return [
-        Text(plain(member['role'])),
+        Text(_role(member)),
         f'{member["node_id"]}',
         f'{member["pid"]}',
         Text(plain(member['host'])),
@@ -200,7 +216,7 @@ def _age(member: Mapping[str, Any]) -> str:
 
 def _what_happened(member: Mapping[str, Any]) -> Text:
     """Return when and why a member failed or went away."""
-    text = Text(f'{plain(member["role"])} (node {member["node_id"]}) ')
+    text = Text(f'{_role(member)} (node {member["node_id"]}) ')
     text.append(member['state'], style=STYLES.get(member['state'], '')).append(f' {_age(member)}')
     why = {'killed': 'its process is gone, see its log', 'silent': 'it reports no more: its host, or its network'}
     text.append(f': {plain(member["reason"] or why.get(member["state"], "no reason given"))}')

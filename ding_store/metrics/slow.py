@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Mapping, NamedTuple
 
-from ding_store.metrics.screen import duration, number, plain, size_of
+from ding_store.metrics.screen import duration, is_experience, number, plain, size_of
 
 Status = Mapping[str, Any]
 
@@ -137,10 +137,11 @@ def _collectors(status: Status) -> Iterator[Answer]:
 
 
 def _limits(status: Status) -> Iterator[Answer]:
-    figures, stream = status['figures'], status['streams'].get('experience')
-    limit = figures['max_pending_bytes']
-    if stream is None or not limit or limit < 0:
+    limit = status['figures']['max_pending_bytes']
+    partitions = {name: each for name, each in status['streams'].items() if is_experience(name)}
+    if not partitions or not limit or limit < 0:
         return
+    name, stream = max(partitions.items(), key=lambda item: item[1]['pending_bytes'])
     share = stream['pending_bytes'] / limit
     found = f'the experience stream holds {size_of(stream["pending_bytes"])} of {size_of(limit)}'
     if share < NEAR:
@@ -148,7 +149,7 @@ def _limits(status: Status) -> Iterator[Answer]:
         return
     readers = [name for name, acked in stream['readers'].items() if acked < stream['last'] and name != 'learner']
     if readers:
-        fix = f'start reader {plain(readers[0])} again, or drop it: ding-store forget --stream experience --reader NAME'
+        fix = f'start reader {plain(readers[0])} again, or drop it: ding-store forget --stream {name} --reader NAME'
     else:
         fix = f'raise --set max_pending_bytes={2 * limit}, or lower max_lead'
     yield Answer('stream', f'{found}: collectors will wait for room', fix)

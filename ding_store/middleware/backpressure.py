@@ -37,10 +37,13 @@ class Backpressure:
           of the last entry that the learner read. Each collector then appends one more. So all together may be up to
           ``max_lead`` plus the number of collectors ahead.
         - is_over (:obj:`Callable`): Returns True if a wait must end.
+        - name (:obj:`str`): Name of the value with the learner's progress.
     """
 
-    def __init__(self, store: Store, max_lead: int, is_over: Callable[[], bool] = lambda: False) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, max_lead: int, is_over: Callable[[], bool] = lambda: False, name: str = PROGRESS
+    ) -> None:
+        self._store, self._name = store, name
         self._max_lead = max_lead
         self._is_over = is_over
         self._appended: Optional[EntryId] = None
@@ -69,7 +72,7 @@ class Backpressure:
         if self._is_within_bounds() or self._look():
             return True
         if timeout_s > 0:
-            self._store.wait_for_version(PROGRESS, self.due_version, timeout_s, self._is_over)
+            self._store.wait_for_version(self._name, self.due_version, timeout_s, self._is_over)
         return None
 
     @property
@@ -86,7 +89,7 @@ class Backpressure:
 
     def _look(self) -> bool:
         """Read the progress if it is new. Return True if it permits the next chunk."""
-        value = self._store.get(PROGRESS, self._version)
+        value = self._store.get(self._name, self._version)
         if value is None:
             return False
         self._version = value.version

@@ -15,14 +15,16 @@ from ditk import logging
 
 from ding_store.errors import AppendUnsettled, ServerFull
 from ding_store.metrics.figures import APPEND_BUCKETS_S
-from ding_store.middleware.backpressure import PROGRESS, Backpressure, progress_of
+from ding_store.middleware.backpressure import LOOK_EVERY_S, Backpressure, progress_of
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
-from ding_store.middleware.exchanger import STREAM, Exchanger
+from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
+from ding_store.middleware.partitions import Part, Partitioner, progress_name_of, stream_of
 from ding_store.run.ending import FINISH
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
+from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import EntryId
 from ding_store.storage.store import Store
 
@@ -63,10 +65,18 @@ class CollectorExchanger(Exchanger):
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         config = session.config
-        self._chunks = ChunkWriter(session.store, STREAM, config.allow_pickle, config.share_frames is not False)
+        num = config.num_learners
+        self._chunks = [
+            ChunkWriter(session.store, stream_of(i, num), config.allow_pickle, config.share_frames is not False)
+            for i in range(num)
+        ]
         self._ordinal = take_ordinal(session.store)
         session.figures(ordinal=self._ordinal)
-        self._backpressure = Backpressure(session.store, config.max_lead, lambda: session.finished)
+        self._partitioner: Optional[Partitioner] = None
+        self._backpressures = [
+            Backpressure(session.store, config.max_lead, lambda: session.finished, progress_name_of(i, num))
+            for i in range(num)
+        ]
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
         self._append_buckets: Dict[str, int] = {}
         # All collectors run one script with one seed, so they would collect the same experience. All but the first
@@ -93,9 +103,12 @@ class CollectorExchanger(Exchanger):
             random.seed(random.getrandbits(31) + self._seed_shift)
             self._seed_numpy()
         # A collector that restarts or joins late starts at the run's env_step, which sets how much it explores.
-        progress = progress_of(self._session.store.get(PROGRESS), 'env_step')
+        num = self._session.config.num_learners
+        progress = progress_of(self._session.store.get(progress_name_of(0, num)), 'env_step')
         if progress is not None:
             ctx.env_step = self._first_step = self._sent_steps = progress['env_step']
+        # Every process of the script makes the learner's replay, so a process without one has a learner without one.
+        self._partitioner = Partitioner(num, bool(self._session.replays), self._ordinal % num)
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         if self._num_chunks == 0:
@@ -103,8 +116,24 @@ class CollectorExchanger(Exchanger):
         config = self._session.config
         keeps_ratio = config.train_ratio == 'keep' or config.samples_per_insert is not None
         if ctx.total_step >= self._skip_n_iter and keeps_ratio:
-            self._backpressure.wait_for_learner(self._session)
+            self._session.wait_for(
+                'the learner to take the last chunks',
+                self._wait_within_lead,
+                'learner',
+                'wait_learner',
+                LOOK_EVERY_S if len(self._backpressures) == 1 else SLICE_S,
+            )
         return not self._session.finished
+
+    def _wait_within_lead(self, timeout_s: float) -> Optional[bool]:
+        """
+        Wait until the lead is within bounds in one partition. All learners take a chunk in each iteration, so one of
+        them that waits for data stops all, and must get some however many chunks the others have left.
+        """
+        *others, last = self._backpressures
+        if any(each.wait_within_lead(0.0) for each in others):
+            return True
+        return last.wait_within_lead(timeout_s)
 
     def _send(self, ctx: OnlineRLContext) -> None:
         steps, episodes = ctx.env_step - self._sent_steps, ctx.env_episode - self._sent_episodes
@@ -121,9 +150,8 @@ class CollectorExchanger(Exchanger):
         if ctx.trajectories is None and ctx.episodes is not None:
             header.update(kind='episodes', lengths=[len(episode) for episode in ctx.episodes])
             elements = [step for episode in ctx.episodes for step in episode]
-        if (elements or steps or episodes) and self._append(elements, header):
+        if (elements or steps or episodes) and self._append_parts(elements, header):
             self._sent_steps, self._sent_episodes = ctx.env_step, ctx.env_episode
-            self._num_rows += len(elements)
             self._num_chunks += 1
             counts = dict(env_step=self._sent_steps - self._first_step, env_episode=self._sent_episodes)
             self._session.figures(rows=self._num_rows, chunks=self._num_chunks, **counts, **self._append_buckets)
@@ -132,26 +160,37 @@ class CollectorExchanger(Exchanger):
             self._seed_numpy()
         self._has_collected = True
 
-    def _append(self, elements: List[Any], header: dict) -> bool:
-        """Append a chunk, waiting for room. Return False if the run ended before it was appended."""
+    def _append_parts(self, elements: List[Any], header: dict) -> bool:
+        """Append a chunk to all partitions. Return False if the run ended before the first part was appended."""
+        assert self._partitioner is not None
+        num_appended = 0
+        for i, part in enumerate(self._partitioner.split(elements, header)):
+            if not self._append(i, part):
+                break
+            self._num_rows += len(part.elements)
+            num_appended += 1
+        return num_appended > 0
+
+    def _append(self, partition: int, part: Part) -> bool:
+        """Append a part of a chunk, waiting for room. Return False if the run ended before it was appended."""
         fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
         began_s = time.monotonic()
         # The wait for a full stream is here and not in the store, where it could not end on task.finish.
         entry_id = self._session.wait_for(
             'room in the experience stream (is the learner running?)',
-            lambda timeout_s: self._try_append(elements, header, fixups, timeout_s),
+            lambda timeout_s: self._try_append(partition, part, fixups, timeout_s),
             'learner',
             'append',
         )
         if entry_id is not None:
-            self._backpressure.appended(entry_id)
+            self._backpressures[partition].appended(entry_id)
             bucket = f'append_bucket_{bisect.bisect_left(APPEND_BUCKETS_S, time.monotonic() - began_s)}'
             self._append_buckets[bucket] = self._append_buckets.get(bucket, 0) + 1
         return entry_id is not None
 
-    def _try_append(self, elements: List[Any], header: dict, fixups: dict, timeout_s: float) -> Optional[EntryId]:
+    def _try_append(self, partition: int, part: Part, fixups: dict, timeout_s: float) -> Optional[EntryId]:
         try:
-            return self._chunks.write(elements, header, fixups, timeout_s)
+            return self._chunks[partition].write(part.elements, part.header, fixups, timeout_s)
         except TimeoutError:
             return None
         except AppendUnsettled as error:

@@ -9,10 +9,11 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError
-from ding_store.middleware.backpressure import PROGRESS, progress_of
+from ding_store.middleware.backpressure import progress_of
 from ding_store.middleware.collector_exchanger import CollectorExchanger
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.learner_exchanger import LearnerExchanger
+from ding_store.middleware.partitions import progress_name_of
 from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class FollowerExchanger(Exchanger):
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._version = 0
+        self._progress = progress_name_of(0, session.config.num_learners)
         self._last_eval_iter: Optional[int] = None
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
@@ -63,7 +65,7 @@ class FollowerExchanger(Exchanger):
         return not self._session.finished
 
     def _follow(self, ctx: OnlineRLContext, timeout_s: float) -> Optional[bool]:
-        value = self._session.store.get(PROGRESS, self._version, timeout_s)
+        value = self._session.store.get(self._progress, self._version, timeout_s)
         if value is None:
             return None
         self._version = value.version

@@ -11,6 +11,7 @@ from ding.framework import Task
 from ditk import logging
 
 from ding_store.middleware.insert_ratio import warn_of_no_ratio
+from ding_store.middleware.own_rank import own_rank
 
 #: Class attribute of middleware that may stand before the pusher because it uses no trajectories.
 USES_NO_TRAJECTORIES = 'uses_no_trajectories'
@@ -21,6 +22,10 @@ FINAL_MODULES = (
     'ding.framework.middleware.functional.ctx_helper',
     'ding_store.middleware.checkpoint',
 )
+
+
+#: Module of DI-engine's trainers. Several learners agree before each of their updates.
+TRAINERS = 'ding.framework.middleware.functional.trainer'
 
 
 class Replay:
@@ -144,8 +149,11 @@ class IngestPlan:
             middleware(ctx)
 
     def _guarded(self, middleware: Callable) -> Callable:
-        if getattr(inspect.unwrap(middleware), '__module__', '') in FINAL_MODULES:
+        module, rank = getattr(inspect.unwrap(middleware), '__module__', ''), own_rank()
+        if module in FINAL_MODULES:
             return middleware
+        if module == TRAINERS and rank is not None:
+            middleware = rank.in_step(middleware)
 
         @functools.wraps(middleware)
         def guarded(ctx: Any) -> Any:

@@ -63,7 +63,7 @@ def ratio_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
     samples_per_insert = config.samples_per_insert
     if samples_per_insert is None and config.min_size_to_sample == 1:
         return None  # before cfg.policy.learn is read: a cfg for a pusher alone need not have it
-    batch_size = cfg.policy.learn.batch_size
+    batch_size = cfg.policy.learn.batch_size // config.num_learners
     if samples_per_insert is not None and config.error_buffer is not None and config.error_buffer < batch_size:
         raise ConfigError(
             f'store.error_buffer ({config.error_buffer:g}) must be at least policy.learn.batch_size ({batch_size}). '
@@ -71,7 +71,7 @@ def ratio_of(config: StoreConfig, cfg: Any) -> Optional[InsertRatio]:
         )
     tolerance = float('inf') if config.error_buffer is None else config.error_buffer
     # A batch needs at least ``batch_size`` rows, so inserts must not be stopped before there are so many.
-    least = max(config.min_size_to_sample, batch_size)
+    least = max(-(-config.min_size_to_sample // config.num_learners), batch_size)
     largest = sys.maxsize if samples_per_insert is None else max(1, int(tolerance / samples_per_insert))
     return InsertRatio(least, samples_per_insert, tolerance, largest, batch_size, timeout_s=0.0)
 

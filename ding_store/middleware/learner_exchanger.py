@@ -10,12 +10,15 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
-from ding_store.middleware.backpressure import PROGRESS
+from ding_store.middleware import learner_ranks
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
 from ding_store.middleware.consumer_offset import ConsumerOffset
-from ding_store.middleware.exchanger import STREAM, Exchanger
+from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
+from ding_store.middleware.learner_ranks import LearnerRank
+from ding_store.middleware.own_rank import own_rank
+from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.run_recorder import RunRecorder
@@ -52,11 +55,18 @@ class LearnerExchanger(Exchanger):
     _published: Optional[Dict[str, Any]] = None  # the progress of the last put
     _looked_at = 0.0
     _recorder: Optional[RunRecorder] = None
+    _rank: Optional[LearnerRank] = None  # None: there is one learner
+    _stream, _progress = stream_of(0, 1), progress_name_of(0, 1)
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
+        self._rank = own_rank()
+        rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
+        if self._rank is not None:
+            learner_ranks.check_settings(session.config)
+        self._stream, self._progress = stream_of(rank, num), progress_name_of(rank, num)
         session.claim_part(
-            LEARNER_READER,
+            f'{LEARNER_READER}-{rank}' if rank else LEARNER_READER,
             'are the learner',
             'Give one process of the script this role (task.add_role), and the others another',
         )
@@ -67,20 +77,27 @@ class LearnerExchanger(Exchanger):
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         path, checkpoints = self._session.replay_path, self._session.checkpoints
-        if self._session.config.checkpoint is not None and checkpoints is None:
+        is_first = self._rank is None or self._rank.rank == 0
+        if self._session.config.checkpoint is not None and checkpoints is None and is_first:
             raise ConfigError(
                 'store.checkpoint is set, but the pipeline has no checkpointer. Add '
                 'task.use(parts.Checkpointer(policy)) as its last middleware, or remove store.checkpoint.'
             )
+        run = checkpoints.run if checkpoints is not None else None
+        if path is not None:
+            check_replay_path(path, self._session.config)
+        if self._rank is not None:
+            run = self._rank.begin(self._session, ctx, {'run': run}).get('run')
         if path is not None and plan.replay is not None:
-            self._consumer_offset.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+            self._consumer_offset.keep_in(plan.replay, path, run)
         if checkpoints is None:
-            self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
+            if is_first:
+                self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
         self._reader = self._consumer_offset.reader(
             self._session.store,
-            STREAM,
+            self._stream,
             LEARNER_READER,
             on_corrupt=self._session.config.on_corrupt,
             # The read-ahead holds entries while the learner trains. With drop_oldest the stream may drop them then.
@@ -89,6 +106,9 @@ class LearnerExchanger(Exchanger):
         taken: Optional[EntryId] = self._reader.cursor
         if self._consumer_offset.is_resumed:
             ctx.env_step, ctx.env_episode = self._consumer_offset.env_step, self._consumer_offset.env_episode
+        if self._rank is not None:
+            self._rank.env_step, self._rank.env_episode = ctx.env_step, ctx.env_episode
+        if self._consumer_offset.is_resumed:
             taken = self._consumer_offset.cursor
             self._session.count_versions_from(self._consumer_offset.policy_versions)
         if taken is not None and taken.number:
@@ -113,11 +133,17 @@ class LearnerExchanger(Exchanger):
         # Those that look at the run compare figures with these limits.
         limits = dict(max_pending_bytes=config.max_pending_bytes, max_lead=config.max_lead, prefetch=config.prefetch)
         self._session.figures(**limits)
-        self._recorder = RunRecorder(self._session)
+        if self._rank is None or self._rank.rank == 0:
+            self._recorder = RunRecorder(self._session)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
         self._read_ahead.wake()
+
+    def _close_for_writing(self, ctx: OnlineRLContext) -> None:
+        if self._rank is not None and not self._closed_for_writing:
+            self._rank.end(ctx)
+        super()._close_for_writing(ctx)
 
     def _receive(self, ctx: OnlineRLContext) -> bool:
         limit = 1 if self._session.config.train_ratio == 'keep' else 64
@@ -185,8 +211,7 @@ class LearnerExchanger(Exchanger):
         is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
         push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
-            ctx.env_step += taken.header['env_step']
-            ctx.env_episode += taken.header['env_episode']
+            self._count(ctx, taken)
             entry = entries[i] = self._consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
                 schema, note = self._decoder.schema(entry), self._consumer_offset.note()
@@ -201,6 +226,19 @@ class LearnerExchanger(Exchanger):
         ctx.trajectories = []
         ctx.episodes = None
         return False
+
+    def _count(self, ctx: OnlineRLContext, entry: Entry) -> None:
+        steps, episodes = entry.header['env_step'], entry.header['env_episode']
+        if self._rank is None:
+            ctx.env_step += steps
+            ctx.env_episode += episodes
+            return
+        # Each rank counts all steps, as each chunk's part says them. Ranks may read the chunks in another order, so
+        # they agree on the largest count before each update.
+        self._rank.env_step += steps
+        self._rank.env_episode += episodes
+        ctx.env_step = max(ctx.env_step, self._rank.env_step)
+        ctx.env_episode = max(ctx.env_episode, self._rank.env_episode)
 
     def _chunks_of(self, entries: List[Entry]) -> List[Entry]:
         chunks = []
@@ -264,7 +302,7 @@ class LearnerExchanger(Exchanger):
     def _send_ack(self) -> None:
         if self._unpublished is not None:
             ingested, progress = self._unpublished
-            self._reader.advance(ingested, PROGRESS, progress)
+            self._reader.advance(ingested, self._progress, progress)
             self._unpublished, self._published = None, progress
 
     def _restore_progress(self) -> None:
@@ -273,9 +311,9 @@ class LearnerExchanger(Exchanger):
         if self._published is None or now < self._looked_at + LOOK_EVERY_S:
             return
         self._looked_at = now
-        newest = self._session.store.get(PROGRESS)
+        newest = self._session.store.get(self._progress)
         if newest is None or newest.header.get('ingested') != self._published['ingested']:
-            self._session.store.put(PROGRESS, self._published, {})
+            self._session.store.put(self._progress, self._published, {})
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """Put all that collectors appended before the run's end into the replay, so that both sides' counts agree."""
@@ -309,7 +347,7 @@ class LearnerExchanger(Exchanger):
         # The read-ahead's thread sleeps until an entry arrives. An entry without rows wakes it at once.
         header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
         try:
-            ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
+            ChunkWriter(self._session.store, self._stream).write([], header, timeout_s=SLICE_S)
         except (TimeoutError, ServerFull):
             pass  # the stream is full, so its entries wake the thread
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from ding.framework import task
 from ding.framework.middleware import ckpt_handler
 
+from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_parts import stock
 
 CkptSaver = stock(ckpt_handler.CkptSaver)
@@ -15,8 +17,11 @@ def stock_saver(*args: Any, **kwargs: Any) -> Any:
     """
     Overview:
         Create DI-engine's CkptSaver. It fails if another process, such as the evaluator, creates its directory at the
-        same moment. Then create it again.
+        same moment. Then create it again. Of several learners, only rank 0 saves.
     """
+    rank = own_rank()
+    if rank is not None and rank.rank:
+        return task.void()
     try:
         return CkptSaver(*args, **kwargs)
     except FileExistsError:

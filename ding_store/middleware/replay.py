@@ -20,10 +20,12 @@ from ding_store.columns import Schema
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, NotEnoughData
 from ding_store.gc_freeze import leave_out_of_collections, take_back_into_collections
+from ding_store.middleware import learner_ranks
 from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
+from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.run_recorder import LoopRecorder
 from ding_store.middleware.task_stop import before_stop
@@ -51,6 +53,9 @@ def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
             f'replay_buffer.path ({kwargs["path"]!r}) does not work with roles, because every process would open it. '
             "Use --checkpoint or store.checkpoint, which keeps the learner's replay."
         )
+    num = session.config.num_learners
+    if num > 1:
+        size = -(-size // num)  # Each learner keeps its part of the experience.
     kwargs = {'prefetch': session.config.prefetch, 'share_frames': session.config.share_frames, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
     if path is None or session.has_replay:
@@ -215,6 +220,9 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         - ConfigError: The buffer has priorities, but ``policy.priority`` is off or ``collect.unroll_len`` makes
           batches of groups. No priority would ever be updated.
     """
+    rank = own_rank()
+    if rank is not None:
+        cfg = learner_ranks.own_part_of(cfg, rank.num)
     is_known = collate == 'auto' and policy is not None
     as_batch = collate == 'batch' or (is_known and takes_batch(policy))
     as_sequences = is_known and takes_sequences(policy)
@@ -269,17 +277,26 @@ def _prioritized_fetcher(
             "DI-engine's PriorityExperienceReplay on a buffer without a sampler."
         )
 
+    rank, draws = own_rank(), getattr(buffer_.sampler, 'draws', None)
+    if rank is not None and draws is None:
+        logging.warning(f'ding_store: importance weights of {sampler} are those of the part of each learner')
+
     def _fetch(ctx: OnlineRLContext) -> Generator:
         size = cfg.policy.learn.batch_size
+        beta = 0.0 if draws is None else draws.beta
         try:
             if comes_as_batch(buffer_.schema):
-                ctx.train_data, rows = _weighted_batch(buffer_, size)
+                ctx.train_data, rows, weights = _weighted_batch(buffer_, size)
             else:
-                ctx.train_data, rows = _weighted_list(buffer_, size)
+                ctx.train_data, rows, weights = _weighted_list(buffer_, size)
         except NotEnoughData:
             ctx.train_data = None
             return
+        if rank is not None and draws is not None:
+            rank.weigh(weights, draws.smallest_share, beta)
         yield
+        if ctx.train_data is None:
+            return  # another learner had no data
         output = ctx.train_output
         # With several updates per collect, train_output is a list and the fetchers finish in reverse order.
         buffer_.update_priorities(rows, (output.pop() if isinstance(output, list) else output)['priority'])
@@ -287,21 +304,23 @@ def _prioritized_fetcher(
     return _fetch
 
 
-def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray]:
+def _weighted_batch(buffer_: StoreBuffer, size: int) -> Tuple[Any, np.ndarray, List[torch.Tensor]]:
     batch = _sample(buffer_, size)
     # A heap weighs no rows.
     weights = np.ones(size, np.float32) if batch.weights is None else batch.weights
-    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', torch.from_numpy(weights))
-    return batch.data, batch.rows
+    tensor = torch.from_numpy(weights)
+    setattr(batch.data, 'IS' if is_sequence(buffer_.schema) else 'priority_IS', tensor)
+    return batch.data, batch.rows, [tensor]
 
 
-def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray]:
-    items = buffer_.sample(size)
+def _weighted_list(buffer_: StoreBuffer, size: int) -> Tuple[List[Any], np.ndarray, List[torch.Tensor]]:
+    items, weights = buffer_.sample(size), []
     for item in items:
         # The same type and shape as in DI-engine's PriorityExperienceReplay.
         weight = torch.tensor([item.meta.get('priority_IS', 1.0)], dtype=torch.float32)
         item.data['IS' if is_sequence(buffer_.schema) else 'priority_IS'] = weight
-    return [item.data for item in items], np.array([int(item.index) for item in items], np.int64)
+        weights.append(weight)
+    return [item.data for item in items], np.array([int(item.index) for item in items], np.int64), weights
 
 
 class OffPolicyLearner:
@@ -335,6 +354,14 @@ class OffPolicyLearner:
         """
         self.cfg, self._session = cfg, session
         self._time_spent = TimeSpent() if session is None else session.time_spent
+        self._rank = own_rank()
+        if self._rank is not None:
+            self._rank.check(policy)
+            if reward_model is not None:
+                raise ConfigError(
+                    f'a reward model ({type(reward_model).__name__}) does not work with several learners: each would '
+                    'train its own. Use --roles learner=1.'
+                )
         collate = 'list' if reward_model is not None else collate
         self._updates_priorities = has_priorities(buffer_)
         self._has_trained = False
@@ -357,6 +384,11 @@ class OffPolicyLearner:
         for _ in range(self.cfg.policy.learn.update_per_collect):
             with self._time_spent.measure('sample'):
                 finish_fetching = self._fetcher(ctx)
+            has_data = ctx.train_data is not None
+            if self._rank is not None and not self._rank.agree(ctx, can_train=has_data):
+                ctx.train_data = None
+                if has_data and self._updates_priorities:
+                    finish_fetching()
             if ctx.train_data is None:
                 break
             with self._time_spent.measure('train'):
@@ -367,7 +399,8 @@ class OffPolicyLearner:
                     finish_fetching()
             train_output_queue.append(ctx.train_output)
         if self._session is not None and train_output_queue:
-            self._session.count_sampled(len(train_output_queue) * self.cfg.policy.learn.batch_size)
+            num_ranks = 1 if self._rank is None else self._rank.num
+            self._session.count_sampled(len(train_output_queue) * self.cfg.policy.learn.batch_size // num_ranks)
         if self._recorder is not None:
             self._recorder.iterated(ctx)
         if train_output_queue and not self._has_trained:

@@ -17,8 +17,8 @@ from ding_store.errors import StoreError
 from ding_store.metrics.figures import Figures
 from ding_store.metrics.history import HistoryWriter
 from ding_store.metrics.record import AXES, Record, record_of
-from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.ingest_plan import replay_figures
+from ding_store.middleware.partitions import stream_of
 from ding_store.run.history import put_history
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
@@ -143,8 +143,10 @@ class RunRecorder(Recorder):
     def _read_run(self) -> Any:
         with best_effort(self._session.store):
             self._members.refresh()
-            info = self._session.store.stream_info(STREAM)
-            self._pending_bytes = None if info is None else info.pending_bytes
+            num = self._session.config.num_learners
+            found = [self._session.store.stream_info(stream_of(i, num)) for i in range(num)]
+            known = [info.pending_bytes for info in found if info is not None]
+            self._pending_bytes = sum(known) if known else None
         return Figures.of(self._members), self._pending_bytes
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, PayloadLost, ServerFull
+from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.state_arrays import load_arrays, state_to_arrays
 from ding_store.run.foreign import is_count, is_number
 from ding_store.run.members import Members
@@ -99,8 +100,9 @@ def periodical_model_exchanger(
 
 
 def _is_parallel(what: str) -> bool:
-    if not task.router.is_active:
-        return False
+    rank = own_rank()
+    if not task.router.is_active or (rank is not None and rank.rank):
+        return False  # Rank 0 of several learners publishes for all.
     if len(task.roles) == 0:
         logging.warning(f'The task does not have any roles defined, the {what} will not work.')
         return False

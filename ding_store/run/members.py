@@ -116,7 +116,8 @@ class Member:
 
     @property
     def title(self) -> str:
-        return f'{self.role} (node {self.node_id}, pid {self.pid} on {self.host})'
+        rank = f' rank {self.figures["rank"]}' if 'rank' in self.figures else ''
+        return f'{self.role}{rank} (node {self.node_id}, pid {self.pid} on {self.host})'
 
 
 @dataclass

@@ -108,6 +108,8 @@ class RunSession:
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
         self.leases: List[Lease] = []  # renewed with each report
+        #: Decisions of this process that it puts again if a failover lost them.
+        self.upheld: List[str] = [FORMAT_VALUE, FINISH]
         self.waited_s = 0.0  # total time in ``wait_for``
         self.time_spent = TimeSpent()
         self.has_recorder = False  # a part of this process records the run's figures
@@ -298,11 +300,13 @@ class RunSession:
 
     @property
     def replay_path(self) -> Optional[str]:
-        """The path of the learner's replay, or None if it is not kept."""
+        """The path of the learner's replay, or None if it is not kept. Each of several learners has its own."""
         path = None if self.config.buffer_path is None else os.fspath(self.config.buffer_path)
-        if self.config.checkpoint is None:
+        if self.config.checkpoint is not None:
+            path = path or os.path.join(self.config.checkpoint.path, 'replay')
+        if path is None or self.config.num_learners == 1:
             return path
-        return path or os.path.join(self.config.checkpoint.path, 'replay')
+        return os.path.join(path, f'rank-{self.config.rank}-of-{self.config.num_learners}')
 
     @property
     def finished(self) -> bool:
@@ -324,7 +328,7 @@ class RunSession:
             try:
                 if has_seen_end:
                     self._closing.wait(self.config.heartbeat_s)
-                self._uphold_decisions()
+                self._uphold()
                 if has_seen_end:
                     if self._is_retired():
                         self.store.close_for_writing()
@@ -372,9 +376,9 @@ class RunSession:
         interval_s = self._pace.interval_s() if is_thinned or self.member.role == 'learner' else 0.0
         return interval_s if is_thinned else self.config.heartbeat_s
 
-    def _uphold_decisions(self) -> None:
-        """Put what this process decided again if a failover lost it. Another process's decision counts just as well."""
-        for name in (FORMAT_VALUE, FINISH):
+    def _uphold(self) -> None:
+        """Put this process's decisions again if a failover lost them. Another end of the run counts just as well."""
+        for name in self.upheld:
             with best_effort(self.store), contextlib.suppress(VersionConflict):
                 self.store.uphold(name)
 

@@ -13,6 +13,7 @@ from ding_store.middleware import collector_exchanger
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
 from ding_store.middleware.exchanger import STREAM
+from ding_store.middleware.partitions import Part
 from ding_store.run.members import Member
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
@@ -27,11 +28,11 @@ HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[])
 def test_collector_of_a_full_restarted_server_loses_no_chunk():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner = Reader(store.another(), STREAM, 'learner')
-        exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM))
+        exchanger = SimpleNamespace(_chunks=[ChunkWriter(store, STREAM)])
 
         def attempt(number):
             element = {'obs': np.full(64, number, np.float32)}
-            return CollectorExchanger._try_append(exchanger, [element], HEADER, {}, 0.0)
+            return CollectorExchanger._try_append(exchanger, 0, Part([element], HEADER), {}, 0.0)
 
         number = 0
         while attempt(number) is not None:
@@ -53,10 +54,11 @@ def test_collector_sends_its_last_chunks_before_it_leaves():
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
         outbox = store.client.own_writer._stream_writer(STREAM).outbox
         session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
-        exchanger = SimpleNamespace(_chunks=ChunkWriter(store, STREAM), _session=session)
+        exchanger = SimpleNamespace(_chunks=[ChunkWriter(store, STREAM)], _session=session)
 
         def attempt():
-            return CollectorExchanger._try_append(exchanger, [{'obs': np.zeros(64, np.float32)}], HEADER, {}, 0.0)
+            part = Part([{'obs': np.zeros(64, np.float32)}], HEADER)
+            return CollectorExchanger._try_append(exchanger, 0, part, {}, 0.0)
 
         while attempt() is not None:
             number += 1
@@ -96,11 +98,11 @@ def test_at_maxmemory_collectors_still_get_numbers(forgetful_server):
 def test_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog):
     with open_store(forgetful_server.url) as store, forgetful_server.client() as client:
         chunks, session = ChunkWriter(store, STREAM), RunSession(StoreConfig(enable=True), store=store)
-        exchanger = SimpleNamespace(_chunks=chunks, _session=session)
+        exchanger = SimpleNamespace(_chunks=[chunks], _session=session)
 
         def attempt(number):
             element = {'obs': np.full(64, number, np.float32)}
-            return CollectorExchanger._try_append(exchanger, [element], HEADER, {}, 0.01)
+            return CollectorExchanger._try_append(exchanger, 0, Part([element], HEADER), {}, 0.01)
 
         assert attempt(0) is not None
         client.config_set('maxmemory', 1)
@@ -120,8 +122,8 @@ def test_collector_counts_its_appends_by_duration(monkeypatch):
     results = iter([EntryId('', 1), EntryId('', 2), EntryId('', 3), None])
     session = SimpleNamespace(wait_for=lambda *arguments: next(results))
     backpressure = SimpleNamespace(appended=lambda entry_id: None)
-    exchanger = SimpleNamespace(_session=session, _backpressure=backpressure, _ordinal=0, _append_buckets={})
-    appended = [CollectorExchanger._append(exchanger, [], HEADER) for _ in range(4)]
+    exchanger = SimpleNamespace(_session=session, _backpressures=[backpressure], _ordinal=0, _append_buckets={})
+    appended = [CollectorExchanger._append(exchanger, 0, Part([], HEADER)) for _ in range(4)]
     assert appended == [True, True, True, False]
     assert exchanger._append_buckets == {'append_bucket_1': 2, 'append_bucket_10': 1}
     assert APPEND_BUCKETS_S[1] == 0.003

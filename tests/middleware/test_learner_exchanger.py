@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -455,7 +456,8 @@ def test_free_collector_does_not_wait_for_a_learner(store, ratio, waits):
     )
     backpressure = Backpressure(store, max_lead=2)
     backpressure.appended(EntryId('a', 9))  # nothing of it was taken
-    exchanger = SimpleNamespace(_session=session, _backpressure=backpressure, _num_chunks=1, _skip_n_iter=1)
+    exchanger = SimpleNamespace(_session=session, _backpressures=[backpressure], _num_chunks=1, _skip_n_iter=1)
+    exchanger._wait_within_lead = functools.partial(CollectorExchanger._wait_within_lead, exchanger)
     assert CollectorExchanger._receive(exchanger, OnlineRLContext(total_step=5))
     assert asked == waits
 

@@ -51,6 +51,12 @@ class WeightedDraws:
         progress = min(1.0, self.step / self._anneal_steps) if self._anneal_steps else 1.0
         return self._beta_start + (self._beta_end - self._beta_start) * progress
 
+    @property
+    def smallest_share(self) -> float:
+        """The smallest probability with which a row is drawn, of those above 0. It is 0 if there is no such row."""
+        tree = self._masses.tree
+        return tree.smallest / tree.total if tree.total > 0 else 0.0
+
     def generators(self) -> List[np.random.RandomState]:
         """Return the private random generator, if there is one."""
         return private(self._random)

@@ -1,0 +1,167 @@
+"""Several learners stay in step: they train together or not at all, end together, and notice a dead one."""
+
+import os
+import signal
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip('ding')
+
+from algorithms import B, batch, dqn, parameters, ppo  # noqa: E402
+from ding.framework import task  # noqa: E402
+from easydict import EasyDict  # noqa: E402
+from ranks import in_ranks, session  # noqa: E402
+
+from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError, StoreError  # noqa: E402
+from ding_store.learners.data_parallel import LearnerLost  # noqa: E402
+from ding_store.middleware import learner_ranks  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def context():
+    return SimpleNamespace(env_step=0, env_episode=0, train_iter=0, train_data=None)
+
+
+def raised(kind, call):
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return ''
+
+
+def skip_without_data(rank):
+    policy, ctx, updates = dqn(), context(), []
+    for number in range(4):
+        rank.env_step = 10 * number + rank.rank
+        has_data = number != 1 or rank.rank == 0
+        if rank.agree(ctx, can_train=has_data):
+            policy.learn_mode.forward(batch('dqn', number))
+            updates.append(number)
+    return updates, ctx.env_step
+
+
+def test_ranks_train_only_when_all_have_data():
+    assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31)] * 2
+
+
+def end_together(rank):
+    policy, ctx, agreed = dqn(), context(), 0
+    while not rank.is_over:
+        if agreed == 3 and rank.rank == 1:
+            rank.end(ctx)
+        elif rank.agree(ctx, can_train=True):
+            policy.learn_mode.forward(batch('dqn', 0))
+            agreed += 1
+    rank.end(ctx)  # no message: the other rank is gone
+    return agreed, bool(task.finish)
+
+
+def test_ranks_end_after_the_same_update():
+    assert in_ranks(2, end_together) == [(3, True)] * 2
+
+
+def diverge(rank):
+    rank._session = session(check_every=2)
+    policy, ctx = dqn(), context()
+
+    def update():
+        assert rank.agree(ctx, can_train=True)
+        policy.learn_mode.forward(batch('dqn', 0))
+
+    update()
+    if rank.rank:
+        with torch.no_grad():
+            next(policy._model.parameters()).add_(1e-3)
+    update()
+    return raised(StoreError, update)
+
+
+def test_different_parameters_are_noticed():
+    for text in in_ranks(2, diverge):
+        assert 'no longer in step: their parameters differ after 2 updates' in text
+
+
+def lose_a_rank(rank):
+    ctx = context()
+    assert rank.agree(ctx, can_train=False) == 0
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return raised(LearnerLost, lambda: rank.agree(ctx, can_train=True))
+
+
+def test_killed_rank_stops_the_other_one():
+    text, killed = in_ranks(2, lose_a_rank, may_die=(1,))
+    assert 'a learner of this run is gone, so rank 0 of 2 stops' in text
+    assert killed is None
+
+
+def rows_of_all(rank):
+    ctx, seen = context(), []
+    ppo()
+    trainer = rank.in_step(lambda ctx: seen.append(None if ctx.train_data is None else len(ctx.train_data['x'])))
+    for number in (5 + rank.rank, rank.rank, 3):
+        ctx.train_data = Rows(number)
+        trainer(ctx)
+    return seen
+
+
+class Rows(dict):
+    """A batch that can be cut, as DI-engine's are."""
+
+    def __init__(self, number):
+        super().__init__(x=torch.zeros(number, 2))
+
+    def __getitem__(self, key):
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        return Rows(len(range(len(self['x']))[key]))
+
+
+def copied_state(rank):
+    torch.manual_seed(rank.rank)
+    policy, ctx = ppo(), context()
+    if rank.rank == 0:
+        policy._running_mean_std._mean = 7.0
+    assert rank.agree(ctx, can_train=True)
+    policy.learn_mode.forward(batch('ppo', rank.rank, range(B // 2)))
+    statistics = policy._running_mean_std
+    return parameters(policy), float(statistics._mean), float(statistics._var), float(statistics._count)
+
+
+def test_all_ranks_begin_with_the_state_of_rank_0():
+    (first, *statistics), (second, *others) = in_ranks(2, copied_state)
+    assert (first == second).all()
+    assert statistics == others
+    assert statistics[0] != 0
+
+
+def refused(rank):
+    config = EasyDict(type(dqn()).default_config())
+    odd, double = EasyDict(config), EasyDict(config)
+    odd.learn.batch_size, double.multi_gpu = 7, True
+    policy = dqn()
+    return (
+        raised(ConfigError, lambda: rank.own_part(odd)),
+        raised(ConfigError, lambda: rank.own_part(double)),
+        raised(ConfigError, lambda: policy.learn_mode.forward(batch('dqn', 0))),
+        raised(ConfigError, lambda: rank.check(SimpleNamespace(forward=len))),
+    )
+
+
+def test_what_cannot_work_is_refused_by_name():
+    for odd, double, outside, other in in_ranks(2, refused):
+        assert 'policy.learn.batch_size (7) cannot be split between 2 learners' in odd
+        assert 'policy.multi_gpu' in double
+        assert 'DQNPolicy trains outside of OffPolicyLearner' in outside
+        assert 'is no subclass' in other
+
+
+@pytest.mark.parametrize('block', [{'train_ratio': 'free'}, {'samples_per_insert': 1.0, 'error_buffer': 100.0}])
+def test_settings_that_do_not_work_yet_are_refused(block):
+    with pytest.raises(ConfigError, match='does not work with several learners yet'):
+        learner_ranks.check_settings(StoreConfig.from_block(block))

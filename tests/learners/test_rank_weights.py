@@ -1,0 +1,43 @@
+"""Importance weights of several learners are those of all their rows together."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip('ding')
+
+import torch  # noqa: E402
+from easydict import EasyDict  # noqa: E402
+from ranks import in_ranks  # noqa: E402
+
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
+from ding_store.middleware.replay import data_fetcher  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+
+BETA, EPSILON = 0.5, 1e-9
+PRIORITIES = [[1.0, 2.0, 3.0, 4.0], [0.5, 8.0, 8.0, 1.5, 2.0]]
+
+
+def weights(rank):
+    sampler = Prioritized(alpha=1.0, beta=BETA, beta_end=BETA, epsilon=EPSILON, seed=rank.rank)
+    buffer_ = StoreBuffer(10, sampler=sampler)
+    priorities = PRIORITIES[rank.rank]
+    for i in range(len(priorities)):
+        buffer_.push({'row': torch.tensor(i)})
+    buffer_.update_priorities(np.arange(len(priorities)), np.array(priorities))
+    policy = dict(priority=True, priority_IS_weight=True, learn=dict(batch_size=8), collect=dict(unroll_len=1))
+    fetch = data_fetcher(EasyDict(policy=policy), buffer_, collate='batch')
+    ctx = SimpleNamespace(train_data=None, env_step=0, env_episode=0)
+    next(fetch(ctx))
+    assert rank.agree(ctx, can_train=True)
+    return ctx.train_data.row.tolist(), ctx.train_data.priority_IS.tolist()
+
+
+def test_importance_weights_are_those_of_all_rows():
+    shares = [np.array(several) / sum(several) for several in PRIORITIES]
+    smallest = min(each.min() for each in shares)
+    for own, (rows, found) in zip(shares, in_ranks(2, weights)):
+        assert len(rows) == 4
+        assert np.allclose(found, (smallest / own[rows]) ** BETA, rtol=1e-5)
