@@ -1,0 +1,153 @@
+"""Batches of a data set in the order of epochs, which a thread reads ahead."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Tuple
+
+import numpy as np
+import treetensor.torch as ttorch
+
+from ding_store.datasets.order import EpochOrder
+from ding_store.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ding_store.buffer.array_types import Array
+    from ding_store.datasets.data_set import DataSet
+
+#: How often a thread whose queue is full looks whether its reader is gone.
+_LOOK_S = 0.2
+
+
+class Epochs:
+    """
+    Overview:
+        An iterator over collated batches, see ``DataSet.epochs``. A thread begins to read when it is created. ``close``
+        or the end of the last epoch stops the thread. It also works as a context manager.
+    Attributes:
+        - num_batches (:obj:`int`): Batches of an epoch.
+        - epoch (:obj:`int`): The epoch of the last batch.
+        - position (:obj:`int`): Batches so far: the ``start`` with which another iterator goes on.
+        - rows (:obj:`np.ndarray`): The rows of the last batch.
+    """
+
+    def __init__(
+        self, data_set: DataSet, order: EpochOrder, prefetch: int, num_epochs: Optional[int], start: int
+    ) -> None:
+        if prefetch < 1 or start < 0 or (num_epochs is not None and num_epochs < 1):
+            raise ConfigError(
+                f'prefetch ({prefetch}) and num_epochs ({num_epochs}) must be at least 1, and start ({start}) at least 0'
+            )
+        self._data_set = data_set
+        self.num_batches = order.num_batches
+        self.position, self.epoch = start, start // order.num_batches
+        self.rows: Optional[Array] = None
+        self._queue: queue.Queue = queue.Queue(prefetch)
+        self._closed = threading.Event()
+        last = None if num_epochs is None else num_epochs * order.num_batches
+        arguments = (data_set, order, prefetch, start, last, self._queue, self._closed)
+        self._thread = threading.Thread(target=_read, args=arguments, name='ding-store-epochs', daemon=True)
+        self._thread.start()
+        # The thread does not refer to this object: it ends when the object is dropped.
+        weakref.finalize(self, self._closed.set)
+
+    def __iter__(self) -> Iterator[ttorch.Tensor]:
+        return self
+
+    def __next__(self) -> ttorch.Tensor:
+        """
+        Raises:
+            - StopIteration: The last epoch is over, or the iterator was closed.
+            - OSError: The disk could not be read.
+        """
+        found = None if self._closed.is_set() else self._queue.get()
+        if found is None:
+            self._closed.set()
+            raise StopIteration
+        if isinstance(found, BaseException):
+            self._closed.set()
+            raise found
+        self.rows, columns, output = found
+        self.epoch = self.position // self.num_batches
+        self.position += 1
+        return self._data_set.collated(columns, output)
+
+    def close(self) -> None:
+        """Stop the thread. Batches stay valid."""
+        self._closed.set()
+        while True:
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                break
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def __enter__(self) -> Epochs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _read(
+    data_set: DataSet,
+    order: EpochOrder,
+    prefetch: int,
+    position: int,
+    last: Optional[int],
+    filled: queue.Queue,
+    closed: threading.Event,
+) -> None:
+    """Read windows of batches and put them into the queue until the end, or until it is closed."""
+    try:
+        if not data_set.is_direct:
+            for segment in data_set.segments:
+                segment.load_ahead()
+        while not closed.is_set() and (last is None or position < last):
+            end = position + prefetch if last is None else min(position + prefetch, last)
+            for batch in _window(data_set, order, position, end):
+                if not _put(filled, batch, closed):
+                    return
+            position = end
+        _put(filled, None, closed)
+    except BaseException as error:  # noqa: BLE001 - the reader of the queue raises it
+        _put(filled, error, closed)
+
+
+def _window(data_set: DataSet, order: EpochOrder, begin: int, end: int) -> Iterator[Tuple[Array, Any, Any]]:
+    """Yield batches ``begin`` to ``end``. From the disk, the rows of all of them are read together."""
+    rows = [order.batch(*divmod(number, order.num_batches)) for number in range(begin, end)]
+    if not data_set.is_direct:
+        for each in rows:
+            yield (each, *data_set.decode(data_set.records(each)))
+        return
+    edges = np.cumsum([0, *map(len, rows)]).tolist()
+    together: List[Any] = data_set.records(np.concatenate(rows))
+    for each, first, stop in zip(rows, edges, edges[1:]):
+        yield (each, *data_set.decode(_part(together, first, stop)))
+
+
+def _part(records: List[Any], first: int, stop: int) -> List[Any]:
+    """Return places ``first`` to ``stop`` of the result of ``DataSet.records``."""
+    parts = []
+    for layout, places, each in records:
+        if places is None:
+            parts.append((layout, None, each[first:stop]))
+            continue
+        begin, end = np.searchsorted(places, [first, stop]).tolist()
+        parts.append((layout, places[begin:end] - first, each[begin:end]))
+    return parts
+
+
+def _put(filled: queue.Queue, item: Any, closed: threading.Event) -> bool:
+    """Put an item. Return False if the reader is gone."""
+    while not closed.is_set():
+        try:
+            filled.put(item, timeout=_LOOK_S)
+        except queue.Full:
+            continue
+        return True
+    return False
