@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from types import TracebackType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Type, Union
 
@@ -99,7 +100,7 @@ class DataSet:
             if segment.layout.schema != first.layout.schema:
                 raise SchemaMismatch(
                     f'segments {first.name} and {segment.name} of {self.path!r} have rows of different schemas: '
-                    f'{first.layout.schema} and {segment.layout.schema}. Name those that belong together: segments=[...].'
+                    f'{first.layout.schema} and {segment.layout.schema}. Name those of one schema with segments=[...].'
                 )
 
     def __len__(self) -> int:
@@ -183,9 +184,8 @@ class DataSet:
 
     def metas(self, rows: Union[Sequence[int], Array]) -> List[Dict[str, int]]:
         """Return the meta of each row, such as ``{'policy_version': 3}``."""
-        runs = [
-            (count, meta) for segment in self.segments for each in segment.log.commits for count, meta in each.metas
-        ]
+        commits = [commit for segment in self.segments for commit in segment.log.commits]
+        runs = [run for commit in commits for run in commit.metas]
         ends = np.cumsum([count for count, _ in runs])
         return [runs[place][1] for place in np.searchsorted(ends, self._checked(rows), side='right').tolist()]
 
@@ -231,13 +231,16 @@ class DataSet:
     # How rows are read. ``Epochs`` uses these as well.
 
     def records(self, rows: Array) -> List[Any]:
-        """Return (layout, places, records) of these rows, for each layout of the segments that have them."""
+        """
+        Return (layout, places, records) of these rows, for each segment that has some. If all have one layout, there is
+        one item without places. Its records are valid until the next call in this thread.
+        """
         made: List[Any] = []
         reads: List[DirectRead] = []
         numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
         groups = np.unique(numbers).tolist()
         is_one = len({self.segments[number].layout.narrow for number in groups}) == 1  # schemas are equal
-        shared = np.empty(len(rows), self.segments[groups[0]].layout.record) if groups and is_one else None
+        shared = _warm_records(len(rows), self.segments[groups[0]].layout) if groups and is_one else None
         for number in groups:
             segment = self.segments[number]
             places = np.flatnonzero(numbers == number)
@@ -285,6 +288,18 @@ class DataSet:
         if len(wrong):
             raise RowGone(f'row {np.asarray(rows).reshape(-1)[wrong[0]]} is not one of the {self._num_rows} rows')
         return checked
+
+
+_scratch = threading.local()
+
+
+def _warm_records(num_rows: int, layout: Layout) -> Array:
+    """Return records with undefined contents, in memory that this thread reuses. Fresh memory costs page faults."""
+    size = num_rows * layout.row_bytes
+    found: Optional[Array] = getattr(_scratch, 'records', None)
+    if found is None or len(found) < size:
+        found = _scratch.records = np.empty(size, np.uint8)
+    return found[:size].view(layout.record)
 
 
 def _checked_names(path: str, segments: Optional[Sequence[str]]) -> List[str]:

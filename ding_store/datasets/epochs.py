@@ -38,7 +38,8 @@ class Epochs:
     ) -> None:
         if prefetch < 1 or start < 0 or (num_epochs is not None and num_epochs < 1):
             raise ConfigError(
-                f'prefetch ({prefetch}) and num_epochs ({num_epochs}) must be at least 1, and start ({start}) at least 0'
+                f'prefetch ({prefetch}) and num_epochs ({num_epochs}) must be at least 1, and start ({start}) at least '
+                '0'
             )
         self._data_set = data_set
         self.num_batches = order.num_batches

@@ -103,13 +103,15 @@ class EpochOrder:
     def __init__(self, num_rows: int, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(
-                f'batch_size ({batch_size}) must be at least 1, and rank ({rank}) from 0 to world_size ({world_size}) - 1'
+                f'batch_size ({batch_size}) must be at least 1, and rank ({rank}) at least 0 and below world_size '
+                f'({world_size})'
             )
         if num_rows < world_size:
             raise ConfigError(f'{num_rows} rows are too few for world_size ({world_size}): some ranks have none')
         if batch_size == 1 and num_rows % world_size:
             raise ConfigError(
-                f'batch_size 1 needs a number of rows ({num_rows}) that world_size ({world_size}) divides. Use 2 or more.'
+                f'batch_size 1 needs a number of rows ({num_rows}) that world_size ({world_size}) divides. Use 2 or '
+                'more.'
             )
         self.num_rows, self.batch_size, self.seed = num_rows, batch_size, seed
         self.rank, self.world_size = rank, world_size

@@ -74,9 +74,7 @@ class DataSetWriter:
         private_files.touch(lock)
         self._lock = claim(lock)
         if self._lock is None:
-            raise TableLocked(
-                f'the data set in {self.path!r} is being written by another process. Stop that one first.'
-            )
+            raise TableLocked(f'the data set in {self.path!r} is being written already. Stop that writer first.')
         self.num_rows = self.num_commits = 0
         self.state: Optional[Dict[str, Any]] = None
         self._layout: Optional[Layout] = None
@@ -290,5 +288,6 @@ def _check_is_data_set(path: str) -> None:
     )
     if foreign:
         raise ConfigError(
-            f'{path!r} is not the directory of a data set: it has {", ".join(map(repr, foreign[:3]))}. Name another one.'
+            f'{path!r} is not the directory of a data set: it has {", ".join(map(repr, foreign[:3]))}. Name another '
+            'one.'
         )
