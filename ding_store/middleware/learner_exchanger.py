@@ -11,7 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware.backpressure import PROGRESS
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import STREAM, Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
@@ -190,11 +190,11 @@ class LearnerExchanger(Exchanger):
             entry = entries[i] = self._consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
                 schema, note = self._decoder.schema(entry), self._consumer_offset.note()
-                push_direct(schema, self._decoder.columns(entry), note, _meta([entry]), narrowed_in(entry))
+                push_direct(schema, self._decoder.columns(entry), note, meta_of([entry]), narrowed_in(entry))
         self._consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
         if filled and self._ingest_plan.replay is not None:
-            self._ingest_plan.replay.meta = _meta(filled)
+            self._ingest_plan.replay.meta = meta_of(filled)
         if filled and push_direct is None:
             self._materialise(ctx, filled)
             return True
@@ -312,19 +312,3 @@ class LearnerExchanger(Exchanger):
             ChunkWriter(self._session.store, STREAM).write([], header, timeout_s=SLICE_S)
         except (TimeoutError, ServerFull):
             pass  # the stream is full, so its entries wake the thread
-
-
-def _meta(entries: List[Entry]) -> Optional[Dict[str, int]]:
-    """
-    Return the meta of these chunks' rows: the oldest version of the acting policy that collected them. A process with
-    several policies adds a version for each: ``policy_version/NAME``.
-    """
-    found: Dict[str, int] = {}
-    for header in (entry.header for entry in entries):
-        versions = {'policy_version': header['policy_version']} if 'policy_version' in header else {}
-        several = header.get('policy_versions', {})
-        if len(several) > 1:
-            versions.update({f'policy_version/{name}': version for name, version in several.items()})
-        for key, version in versions.items():
-            found[key] = min(version, found.get(key, version))
-    return found or None
