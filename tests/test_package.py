@@ -50,11 +50,13 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
+    'datasets': {'errors', 'private_files', 'power_cuts', 'free_space', 'columns', 'storage', 'buffer'},
     'metrics': {'errors', 'private_files'},
+    'parent_death': set(),
     'run': {'errors', 'config', 'storage', 'checkpoint'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'metrics', 'run'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'datasets', 'metrics', 'run', 'parent_death'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -112,6 +114,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
+    'datasets': {'redis', 'treevalue', 'dizoo'},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'middleware': {'redis', 'treevalue', 'dizoo'},

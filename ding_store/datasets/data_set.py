@@ -147,12 +147,16 @@ class DataSet:
     def train_batch(self, rows: Union[Sequence[int], Array]) -> TrainBatch:
         """Return these rows as a collated batch that is also the list of its elements, as DI-engine expects one."""
         columns, output = self.decode(self.records(self._checked(rows)))
+        return self.listed(self.collated(columns, output), columns)
+
+    def listed(self, batch: ttorch.Tensor, columns: Dict[str, Array]) -> TrainBatch:
+        """Return a collated batch of these columns as one that is also the list of its elements."""
         schema = self.schema
 
         def elements() -> List[Dict[str, Any]]:
             return [each.json() if isinstance(each, ttorch.Tensor) else each for each in schema.decode(columns)]
 
-        return TrainBatch.of(self.collated(columns, output), len(rows), elements, schema.cat_1dim)
+        return TrainBatch.of(batch, len(next(iter(columns.values()))), elements, schema.cat_1dim)
 
     def epochs(
         self,

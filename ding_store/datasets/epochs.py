@@ -15,6 +15,7 @@ from ding_store.errors import ConfigError
 
 if TYPE_CHECKING:
     from ding_store.buffer.array_types import Array
+    from ding_store.buffer.batch import TrainBatch
     from ding_store.datasets.data_set import DataSet
 
 #: How often a thread whose queue is full looks whether its reader is gone.
@@ -45,6 +46,8 @@ class Epochs:
         self.num_batches = order.num_batches
         self.position, self.epoch = start, start // order.num_batches
         self.rows: Optional[Array] = None
+        self._batch: Any = None
+        self._columns: Any = None
         self._queue: queue.Queue = queue.Queue(prefetch)
         self._closed = threading.Event()
         last = None if num_epochs is None else num_epochs * order.num_batches
@@ -70,10 +73,15 @@ class Epochs:
         if isinstance(found, BaseException):
             self._closed.set()
             raise found
-        self.rows, columns, output = found
+        self.rows, self._columns, output = found
         self.epoch = self.position // self.num_batches
         self.position += 1
-        return self._data_set.collated(columns, output)
+        self._batch = self._data_set.collated(self._columns, output)
+        return self._batch
+
+    def as_list(self) -> TrainBatch:
+        """Return the last batch as a ``TrainBatch``, which is also the list of its elements."""
+        return self._data_set.listed(self._batch, self._columns)
 
     def close(self) -> None:
         """Stop the thread. Batches stay valid."""

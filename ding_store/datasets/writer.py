@@ -178,6 +178,16 @@ class DataSetWriter:
         self._begins = self._begins and num_rows == 0
         self._pending, self._pending_bytes, self._metas = [], 0, []
 
+    def discard(self) -> None:
+        """Remove all segments, and what was not committed. The writer is closed."""
+        self._pending, self._pending_bytes, self._metas, self._next_state = [], 0, [], None
+        self._close_segment()
+        for name in segment_names(self.path):
+            # The log goes first: rows without a log do not count.
+            os.unlink(self._file(name, LOG))
+            os.unlink(self._file(name, ROWS))
+        self.close()
+
     def close(self) -> None:
         """Commit, and let other processes write. May be called twice."""
         if self._lock is None:

@@ -18,6 +18,7 @@ from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
+from ding_store.middleware.recorder import RecorderProcess
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
@@ -52,6 +53,7 @@ class LearnerExchanger(Exchanger):
     _published: Optional[Dict[str, Any]] = None  # the progress of the last put
     _looked_at = 0.0
     _recorder: Optional[RunRecorder] = None
+    _recording: Optional[RecorderProcess] = None  # of the experience, with store.record
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
@@ -78,6 +80,8 @@ class LearnerExchanger(Exchanger):
             self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
+        if self._session.config.record is not None:  # before this learner acks anything
+            self._recording = RecorderProcess(self._session, self._session.config.record)
         self._reader = self._consumer_offset.reader(
             self._session.store,
             STREAM,
@@ -238,6 +242,8 @@ class LearnerExchanger(Exchanger):
             self._taken = []
         if self._recorder is not None:
             self._recorder.write()
+        if self._recording is not None:
+            self._recording.look()
 
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
         """
@@ -296,6 +302,8 @@ class LearnerExchanger(Exchanger):
         self._send(ctx)
         self._send_ack()
         self._session.store.flush()
+        if self._recording is not None:
+            self._recording.wait()
         if self._recorder is not None:
             self._recorder.close()
 

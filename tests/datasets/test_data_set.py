@@ -1,0 +1,187 @@
+"""Data sets on the disk: what was appended is read back, in place, past the cache, and after damage and crashes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from rows import element, numbers, write
+
+from ding_store.columns import Schema
+from ding_store.datasets import DataSet, DataSetWriter
+from ding_store.datasets.writer import segment_names
+from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, RowGone, SchemaMismatch, TableLocked
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize('reads', ['mapped', 'direct'])
+def test_rows_of_several_segments_are_read_in_the_given_order(tmp_path, reads):
+    write(tmp_path, segment_bytes=400)
+    data = DataSet(tmp_path, reads=reads)
+    assert len(data) == 70
+    assert len(data.segments) > 3
+    rows = [69, 0, 33, 33, 7, -1]
+    assert numbers(data.columns(rows)) == [69, 0, 33, 33, 7, 69]
+    batch = data.batch(rows)
+    assert batch.obs.shape == (6, 4)
+    assert batch.action.tolist() == [1, 0, 1, 1, 1, 1]
+    assert [each.obs[0].item() for each in data.elements(rows)] == [69, 0, 33, 33, 7, 69]
+    assert (data[13].obs == 13).all()
+    assert data.metas([0, 13, 69]) == [{'policy_version': version} for version in (0, 1, 9)]
+    with pytest.raises(RowGone, match='row 70 is not one of the 70 rows'):
+        data.columns([0, 70])
+
+
+def test_train_batch_equals_the_collated_list_of_its_elements(tmp_path):
+    from ding.policy.common_utils import default_preprocess_learn
+
+    write(tmp_path)
+    batch = DataSet(tmp_path).train_batch(list(range(8)))
+    assert len(batch) == 8
+    assert batch[3]['obs'][0] == 3
+    plain = default_preprocess_learn([dict(each) for each in batch])
+    ours = default_preprocess_learn(batch)
+    for name in ('obs', 'next_obs', 'action', 'reward', 'done'):
+        assert torch.equal(plain[name], ours[name]), name
+
+
+def test_bytes_of_narrow_columns_are_kept_and_widened(tmp_path):
+    """A column that is narrow in one segment and not in the next is read as floats from both."""
+    wide = np.random.default_rng(0).integers(0, 256, (6, 40, 40)).astype(np.uint8)
+    schema = Schema.infer([{'obs': torch.zeros(40, 40), 'action': torch.tensor([0])}])
+    action = np.arange(6, dtype=np.int64)[:, None]
+    with DataSetWriter(str(tmp_path)) as writer:
+        writer.append({'obs': wide[:3], 'action': action[:3]}, schema, ['obs'])
+        floats = wide[3:].astype(np.float32) / 255
+        floats[0, 0, 0] = 0.123
+        writer.append({'obs': floats, 'action': action[3:]}, schema)
+        writer.append({'obs': wide[:3], 'action': action[:3]}, schema, ['obs'])
+    data = DataSet(tmp_path)
+    assert [segment.layout.narrow for segment in data.segments] == [{'obs'}, set()]
+    expected = np.concatenate([wide[:3].astype(np.float32) / np.float32(255), floats])
+    rows = [5, 1, 3, 0, 8]
+    assert np.array_equal(data.columns(rows)['obs'], np.concatenate([expected, expected[:3]])[rows])
+
+
+def test_damaged_segments_are_named_and_the_others_read(tmp_path):
+    write(tmp_path, segment_bytes=400)
+    names = segment_names(str(tmp_path))
+    (tmp_path / f'{names[1]}.rows').unlink()
+    log = tmp_path / f'{names[3]}.log'
+    log.write_bytes(log.read_bytes().replace(b'"rows":7', b'"rows":9', 1))
+    with pytest.raises(CorruptPayload, match=f'(?s){names[1]}.*{names[3]}'):
+        DataSet(tmp_path)
+    data = DataSet(tmp_path, on_damage='skip')
+    assert sorted(data.damaged) == [names[1], names[3]]
+    whole = data.columns(range(len(data)))
+    assert numbers(whole) == [i for i in range(70) if i // 14 not in (1, 3)]
+    one = DataSet(tmp_path, segments=[names[4]])
+    assert numbers(one.columns([0])) == [56]
+
+
+def test_changed_byte_in_the_rows_is_found_by_verify(tmp_path):
+    write(tmp_path, segment_bytes=400)
+    name = segment_names(str(tmp_path))[2]
+    with open(tmp_path / f'{name}.rows', 'r+b') as file:
+        file.seek(100)
+        file.write(b'\xff')
+    with DataSet(tmp_path) as data:
+        found = data.verify()
+    assert list(found) == [name]
+    assert 'rows 0 to 7' in found[name]
+
+
+def test_torn_commit_is_cut_off_and_the_next_writer_goes_on(tmp_path):
+    write(tmp_path, num_rows=21)
+    (name,) = segment_names(str(tmp_path))
+    log, rows = tmp_path / f'{name}.log', tmp_path / f'{name}.rows'
+    whole = log.read_bytes()
+    # Every length that a crash may leave of the last commit, and rows of a commit that never came.
+    start = whole.rindex(b'\n', 0, -1) + 1
+    for length in (start, start + 1, start + 20, len(whole) - 1):
+        log.write_bytes(whole[:length])
+        assert len(DataSet(tmp_path)) == 14
+    rows.write_bytes(rows.read_bytes() + b'torn')
+    with DataSetWriter(str(tmp_path)) as writer:
+        assert writer.num_rows == 14
+        writer.append_elements([element(i) for i in range(14, 16)])
+    data = DataSet(tmp_path)
+    assert numbers(data.columns(range(16))) == list(range(16))
+    assert data.verify() == {}
+
+
+def test_state_is_that_of_the_last_commit(tmp_path):
+    schema = Schema.infer([element(0)])
+    with DataSetWriter(str(tmp_path), segment_bytes=400, commit_s=1e6) as writer:
+        for number in range(20):
+            columns = schema.encode([element(number)])
+            writer.append(columns, schema, state={'number': number})
+            # A new segment commits the rows so far, with the state of the last of them.
+            assert writer.state is None or writer.state['number'] == writer.num_rows - 1
+        writer.note({'number': 77})
+    assert DataSetWriter(str(tmp_path)).state == {'number': 77}
+    assert len(DataSet(tmp_path)) == 20
+
+
+def test_second_writer_and_foreign_directory_are_refused(tmp_path):
+    with DataSetWriter(str(tmp_path / 'a')), pytest.raises(TableLocked, match='is being written already'):
+        DataSetWriter(str(tmp_path / 'a'))
+    (tmp_path / 'b').mkdir()
+    (tmp_path / 'b' / 'notes.txt').write_text('mine')
+    with pytest.raises(ConfigError, match='not the directory of a data set'):
+        DataSetWriter(str(tmp_path / 'b'))
+    with pytest.raises(ConfigError, match='there is no data set'):
+        DataSet(tmp_path / 'b')
+
+
+def test_segments_of_two_schemas_are_refused_together(tmp_path):
+    write(tmp_path, num_rows=7)
+    with DataSetWriter(str(tmp_path)) as writer:
+        writer.append_elements([element(0, width=5)])
+    with pytest.raises(SchemaMismatch, match='segments 000000 and 000001'):
+        DataSet(tmp_path)
+    assert len(DataSet(tmp_path, segments=['000001'])) == 1
+
+
+def test_other_format_is_refused_with_its_number(tmp_path, monkeypatch):
+    monkeypatch.setattr('ding_store.datasets.layout.FORMAT', 99)
+    write(tmp_path, num_rows=7)
+    monkeypatch.undo()
+    with pytest.raises(FormatMismatch, match='has format 99'):
+        DataSet(tmp_path)
+
+
+WRITER = """
+import sys
+from rows import element
+from ding_store.datasets import DataSetWriter
+writer = DataSetWriter(sys.argv[1], segment_bytes=2000, commit_bytes=int(sys.argv[2]))
+number = 0 if writer.state is None else writer.state['next']
+schema = None
+from ding_store.columns import Schema
+schema = Schema.infer([element(0)])
+while True:
+    writer.append(schema.encode([element(number), element(number + 1)]), schema, state={'next': number + 2})
+    number += 2
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize('commit_bytes', [1, 500])
+def test_killed_writer_resumes_without_a_gap_or_a_double(tmp_path, commit_bytes):
+    env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{Path(__file__).parent}', 'PYTHONWARNINGS': 'ignore'}
+    for kills in range(2):
+        command = [sys.executable, '-c', WRITER, str(tmp_path / 'data'), str(commit_bytes)]
+        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+            for _ in range(40 + 7 * kills):
+                assert process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+    data = DataSet(tmp_path / 'data')
+    assert numbers(data.columns(range(len(data)))) == list(range(len(data)))
+    assert len(data) >= 120
+    assert data.verify() == {}
