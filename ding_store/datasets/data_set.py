@@ -16,7 +16,7 @@ from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.columns import Schema
 from ding_store.datasets.epochs import Epochs
-from ding_store.datasets.layout import Layout
+from ding_store.datasets.layout import Layout, are_alike
 from ding_store.datasets.order import EpochOrder
 from ding_store.datasets.segment import DirectRead, Segment, run_reads
 from ding_store.datasets.writer import segment_names
@@ -97,7 +97,7 @@ class DataSet:
     def _check_schemas(self) -> None:
         for segment in self.segments[1:]:
             first = self.segments[0]
-            if segment.layout.schema != first.layout.schema:
+            if not are_alike(first.layout.schema, segment.layout.schema):
                 raise SchemaMismatch(
                     f'segments {first.name} and {segment.name} of {self.path!r} have rows of different schemas: '
                     f'{first.layout.schema} and {segment.layout.schema}. Name those of one schema with segments=[...].'
@@ -243,7 +243,7 @@ class DataSet:
         reads: List[DirectRead] = []
         numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
         groups = np.unique(numbers).tolist()
-        is_one = len({self.segments[number].layout.narrow for number in groups}) == 1  # schemas are equal
+        is_one = len({self.segments[number].layout.narrow for number in groups}) == 1
         shared = _warm_records(len(rows), self.segments[groups[0]].layout) if groups and is_one else None
         for number in groups:
             segment = self.segments[number]

@@ -18,6 +18,19 @@ FORMAT = 1
 _ALIGNMENT = 8
 
 
+def are_alike(one: Schema, other: Schema) -> bool:
+    """
+    Return whether elements of both schemas have the same columns. The order of their keys may differ: that of a tree is
+    another in each process.
+    """
+    if one == other or one.columns() != other.columns():
+        return one == other
+    try:
+        return one.merge(other) == one
+    except SchemaMismatch:
+        return False
+
+
 class Layout:
     """
     Overview:
@@ -53,7 +66,7 @@ class Layout:
 
     def fits(self, schema: Schema, narrowed: Collection[str]) -> bool:
         """Return whether rows of this schema can be encoded. A row of bytes fits where floats are stored."""
-        return schema == self.schema and self.narrow <= set(narrowed)
+        return are_alike(self.schema, schema) and self.narrow <= set(narrowed)
 
     def encode(self, columns: Mapping[str, Any], num_rows: int, narrowed: Collection[str] = ()) -> Array:
         """

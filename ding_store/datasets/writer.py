@@ -131,9 +131,6 @@ class DataSetWriter:
         """Append elements, whose schema is inferred from all of them together. See ``append``."""
         if elements:
             schema = Schema.infer(elements)
-            if self._layout is not None and self._layout.schema != schema:
-                merged = self._layout.schema.merge(schema)
-                schema = merged if merged == self._layout.schema else schema
             self.append(schema.encode(elements), schema, meta=meta)
 
     def note(self, state: Optional[Dict[str, Any]]) -> None:

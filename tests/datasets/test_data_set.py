@@ -1,10 +1,6 @@
 """Data sets on the disk: what was appended is read back, in place, past the cache, and after damage and crashes."""
 
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -15,8 +11,7 @@ from ding_store.columns import Schema
 from ding_store.datasets import DataSet, DataSetWriter
 from ding_store.datasets.writer import segment_names
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, RowGone, SchemaMismatch, TableLocked
-
-ROOT = Path(__file__).resolve().parents[2]
+from ding_store.storage.testing import WAIT_S
 
 
 @pytest.mark.parametrize('reads', ['mapped', 'direct'])
@@ -156,32 +151,30 @@ def test_other_format_is_refused_with_its_number(tmp_path, monkeypatch):
         DataSet(tmp_path)
 
 
-WRITER = """
-import sys
-from rows import element
-from ding_store.datasets import DataSetWriter
-writer = DataSetWriter(sys.argv[1], segment_bytes=2000, commit_bytes=int(sys.argv[2]))
-number = 0 if writer.state is None else writer.state['next']
-schema = None
-from ding_store.columns import Schema
-schema = Schema.infer([element(0)])
-while True:
-    writer.append(schema.encode([element(number), element(number + 1)]), schema, state={'next': number + 2})
-    number += 2
-    print(number, flush=True)
-"""
+def write_on(path, commit_bytes, pipe):
+    """Append rows for ever, in a process that will be killed, and report each append."""
+    with DataSetWriter(path, segment_bytes=2000, commit_bytes=commit_bytes) as writer:
+        number, schema = 0 if writer.state is None else writer.state['next'], Schema.infer([element(0)])
+        while True:
+            columns = schema.encode([element(number), element(number + 1)])
+            number += 2
+            writer.append(columns, schema, state={'next': number})
+            pipe.send(number)
 
 
 @pytest.mark.parametrize('commit_bytes', [1, 500])
 def test_killed_writer_resumes_without_a_gap_or_a_double(tmp_path, commit_bytes):
-    env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{Path(__file__).parent}', 'PYTHONWARNINGS': 'ignore'}
-    for kills in range(2):
-        command = [sys.executable, '-c', WRITER, str(tmp_path / 'data'), str(commit_bytes)]
-        with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
-            for _ in range(40 + 7 * kills):
-                assert process.stdout.readline()
-            process.send_signal(signal.SIGKILL)
+    context = multiprocessing.get_context('fork')
+    for num_appends in (40, 47, 53):
+        received, sent = context.Pipe(duplex=False)
+        process = context.Process(target=write_on, args=(str(tmp_path / 'data'), commit_bytes, sent))
+        process.start()
+        for _ in range(num_appends):
+            assert received.poll(WAIT_S)
+            received.recv()
+        process.kill()
+        process.join()
     data = DataSet(tmp_path / 'data')
     assert numbers(data.columns(range(len(data)))) == list(range(len(data)))
-    assert len(data) >= 120
+    assert len(data) >= 250
     assert data.verify() == {}

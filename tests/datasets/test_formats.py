@@ -15,7 +15,7 @@ from ding_store.errors import ConfigError, CorruptPayload
 
 
 def interleaved(path, nstep=1):
-    """Two environments in turn, of which the second is cut. With n-step returns, as DI-engine's collectors make them."""
+    """Two environments in turn, of which the second is cut. With n-step returns, as a collector makes them."""
     from ding_store.middleware.trajectories import add_returns
 
     steps = {env: [element(100 * env + i, env, env == 0 and i == 5) for i in range(6)] for env in (0, 1)}

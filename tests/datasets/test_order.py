@@ -11,7 +11,7 @@ from ding_store.datasets.order import EpochOrder, Permutation
 from ding_store.errors import ConfigError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 1 << 32), st.integers(0, 5))
 def test_permutation_is_a_bijection_with_an_inverse(size, seed, epoch):
     permutation = Permutation(size, seed, epoch)
@@ -32,12 +32,12 @@ def test_permutation_looks_random():
 
 
 def test_first_places_are_uniform_over_seeds():
-    found = [Permutation(10, seed)(np.arange(10))[0] for seed in range(2000)]
+    found = [Permutation(10, seed)(np.arange(10))[0] for seed in range(500)]
     counts = np.bincount(found, minlength=10)
-    assert ((counts - 200) ** 2 / 200).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
+    assert ((counts - 50) ** 2 / 50).sum() < 27.9  # chi-square with 9 degrees of freedom, p = 0.001
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 200), st.integers(2, 20), st.integers(1, 7), st.integers(0, 99))
 def test_ranks_are_disjoint_and_whole_with_equal_batches(num_rows, batch_size, world_size, seed):
     if num_rows < world_size:
