@@ -174,7 +174,7 @@ def import_(source: str, path: str) -> int:
     with DataSetWriter(path) as writer:
         try:
             for columns in parts:
-                schema = Schema.infer([{name: torch.from_numpy(values[0]) for name, values in columns.items()}])
+                schema = Schema.infer([{name: torch.from_numpy(values[:1])[0] for name, values in columns.items()}])
                 writer.append(columns, schema)
             writer.flush()
             return writer.num_rows

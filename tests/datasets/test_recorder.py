@@ -39,6 +39,12 @@ def stream(**options):
         yield store, ChunkWriter(store, STREAM)
 
 
+@pytest.fixture(autouse=True)
+def brief_reads(monkeypatch):
+    """A recorder waits for its thread's present read, in which nothing comes."""
+    monkeypatch.setattr('ding_store.middleware.read_ahead.READ_S', 0.05)
+
+
 def chunk(writer, numbers, version=0, **leaves):
     elements = [ttorch.Tensor({**dict(element(i).items()), **leaves}) for i in numbers]
     return writer.write(elements, {**HEADER, 'policy_version': version, 'policy_versions': {'policy': version}})
