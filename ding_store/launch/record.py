@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import replace
 from typing import Optional
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, TableLocked
 from ding_store.launch.log_lines import line
 from ding_store.launch.printing import print_to
-from ding_store.launch.router import claim_node_id
 from ding_store.launch.status import check_known, check_running
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.run.ending import end_of
-from ding_store.run.members import launch
-from ding_store.run.recording import STREAM, reader_name
+from ding_store.run.recording import STREAM, as_member, node_id, reader_name
 from ding_store.run.session import RunSession
 
 
@@ -37,8 +34,7 @@ def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Opti
         - NotEnoughSpace: The disk is full. What was committed stays, and the run goes on without this recorder.
     """
     check_running(config)
-    # With a name for its launch, this member claims no run, and another process clears and retires it.
-    session = RunSession(replace(config, launched=launch(config.launched)))
+    session = RunSession(as_member(config))
     with contextlib.closing(session), signals_as_interrupt():
         store, name = session.store, reader_name(path)
         check_known(store, config)
@@ -47,22 +43,19 @@ def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Opti
         if end is not None and (stream is None or name not in stream.readers):
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
         if durable:
-            store.register(STREAM, name, durable=True)  # from here on, before the imports below take seconds
-        recorder = None
+            store.register(STREAM, name, durable=True)  # from here on, before the import below takes seconds
         try:
             from ding_store.middleware.recorder import Recorder
 
-            recorder = Recorder(store, str(config.run), path, name, durable)
-            session.join('recorder', claim_node_id(store, 'recorder'))
-            how = 'each entry' if durable else 'what it is fast enough for'
-            print_to(sys.stderr, line(f'recording {how} of run {config.run!r} into {path}\n', 'recorder'))
-            recorder.run(session, max_rows)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            if recorder is None:
-                store.forget(STREAM, name)
-            else:
-                recorder.close()
+            recorder = Recorder(store, str(config.run), path, durable)
+        except TableLocked:
+            raise  # the reader belongs to the recorder that runs
+        except BaseException:
+            store.forget(STREAM, name)
+            raise
+        session.join('recorder', node_id(path))
+        how = 'each entry' if durable else 'what it is fast enough for'
+        print_to(sys.stderr, line(f'recording {how} of run {config.run!r} into {path}\n', 'recorder'))
+        recorder.record(session, max_rows)
         sys.stdout.write(recorder.summary() + '\n')
     return 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from functools import partial
-from typing import Any, List, Optional
+from typing import Any, Callable, List, Optional, Union
 
+import torch
 from ditk import logging
 
 from ding_store.config import StoreConfig
@@ -20,7 +25,7 @@ from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.parent_death import end_with
 from ding_store.run.members import Members
-from ding_store.run.recording import STREAM, reader_name
+from ding_store.run.recording import STREAM, as_member, node_id, reader_name
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Entry, EntryId
@@ -41,10 +46,13 @@ class Recorder:
         together, so a recorder that was killed goes on where it was.
     Arguments:
         - run (:obj:`str`): The run's name. A position that another run committed does not count.
-        - name (:obj:`str`): Name of the reader.
+        - path (:obj:`str`): Directory of the data set.
+        - durable (:obj:`bool`): The run keeps entries until they are recorded.
+    Raises:
+        - TableLocked: Another process writes to this data set.
     """
 
-    def __init__(self, store: Store, run: str, path: str, name: str, durable: bool) -> None:
+    def __init__(self, store: Store, run: str, path: str, durable: bool) -> None:
         self._store, self._run, self._path, self._durable = store, run, path, durable
         self._decoder, self._offset = ChunkDecoder(), ConsumerOffset()
         self._writer = DataSetWriter(path)
@@ -55,13 +63,21 @@ class Recorder:
         self._first_row = self._writer.num_rows
         # Retention does not wait for a reader that is not durable, so its entries are copied at once.
         options: Any = dict(durable=durable, on_corrupt='skip', copied=not durable)
-        self._reader = self._offset.reader(store, STREAM, name, **options)
+        self._reader = self._offset.reader(store, STREAM, reader_name(path), **options)
         self._ahead = ReadAhead(self._reader, max_bytes=MAX_BYTES)
         self._num_acked = 0
         self._is_closed = False
 
-    def run(self, session: RunSession, max_rows: Optional[int]) -> None:
-        """Record until the run ends, or until there are ``max_rows`` rows."""
+    def record(self, session: RunSession, max_rows: Optional[int] = None) -> None:
+        """Record until the run ends, until an interrupt, or until there are ``max_rows`` rows. Then close."""
+        try:
+            self._record(session, max_rows)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.close()
+
+    def _record(self, session: RunSession, max_rows: Optional[int]) -> None:
         while not session.finished:
             self._write(self._ahead.take(64, SLICE_S))
             session.figures(rows=self.num_rows, lost=self._reader.num_lost, corrupt=self._reader.num_corrupt)
@@ -134,40 +150,44 @@ class RecorderProcess:
     Overview:
         The recorder of a run with ``store.record``, in a process of its own. The learner starts it, starts it again if
         it is killed, and waits for it at the run's end.
+    Arguments:
+        - session (:obj:`RunSession`): The learner's. It has read nothing of the stream yet.
+        - path (:obj:`str`): Directory of the data set.
     """
 
     def __init__(self, session: RunSession, path: str) -> None:
         self._config, self._path = session.config, os.path.abspath(path)
-        # The recorder needs seconds to start. The run keeps entries for it from now on.
+        # The run keeps entries from now on, before the recorder registers itself.
         session.store.register(STREAM, reader_name(self._path), durable=True)
-        self._process = self._start()
+        # A fork has all modules: a new interpreter imports DI-engine for seconds, and a short run would be over.
+        self._process: Union[_Fork, subprocess.Popen] = _Fork(partial(_record_in_fork, self._config, self._path))
         self._has_warned = False
-
-    def _start(self) -> subprocess.Popen:
-        config: StoreConfig = self._config
-        words = ['data', 'record', '--durable', '--to', self._path, '--run', str(config.run)]
-        # The URL may hold a password, which other users must not see.
-        return subprocess.Popen(
-            [sys.executable, '-m', 'ding_store.cli', *words],
-            env={**os.environ, ENV_URL: config.url},
-            stdin=subprocess.DEVNULL,
-            # Killed, and not asked to end: the next learner's recorder goes on where this one was.
-            preexec_fn=partial(end_with, os.getpid(), signal.SIGKILL),
-        )
 
     def look(self) -> None:
         """Start the recorder again if it was killed. It goes on where it was."""
         code = self._process.poll()
-        if code is None or self._has_warned:
+        if not code or self._has_warned:
             return
         if code < 0:
             logging.warning(f'ding_store: the recorder was killed by signal {-code}, and starts again')
-            self._process = self._start()
+            self._process = self._start_again()
             return
         self._has_warned = True
         logging.warning(
             f'ding_store: the recorder ended with exit code {code}, and {self._path} gets no more rows. The run goes '
             'on. Start it again with ding-store data record'
+        )
+
+    def _start_again(self) -> subprocess.Popen:
+        """Start a new interpreter. By now, a fork would copy each page of the replay that this process changes."""
+        words = ['data', 'record', '--durable', '--to', self._path, '--run', str(self._config.run)]
+        return subprocess.Popen(
+            [sys.executable, '-m', 'ding_store.cli', *words],
+            # The URL may hold a password, which other users would see among the arguments.
+            env={**os.environ, ENV_URL: self._config.url},
+            stdin=subprocess.DEVNULL,
+            # Killed, and not asked to end: the next learner's recorder goes on where this one was.
+            preexec_fn=partial(end_with, os.getpid(), signal.SIGKILL),
         )
 
     def wait(self) -> None:
@@ -177,6 +197,56 @@ class RecorderProcess:
             self._process.wait(_LEAVE_S)
         except subprocess.TimeoutExpired:
             logging.warning(
-                f'ding_store: the recorder is not done after {_LEAVE_S:.0f} s. Its last rows may be missing'
+                f'ding_store: the recorder is not done after {_LEAVE_S:.0f} s: its last rows may be missing'
             )
             self._process.terminate()
+
+
+class _Fork:
+    """A forked process that runs a function, with the methods of ``Popen`` that are needed here."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._code: Optional[int] = None
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                end_with(parent, signal.SIGKILL)
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's end also ends the recorder
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                gc.freeze()  # nng aborts a process that closes its parent's sockets
+                torch.set_num_threads(1)  # the parent's threads are not here
+                call()
+                code = 0
+            except BaseException as error:  # noqa: BLE001 - the process ends here
+                logging.error(f'ding_store: the recorder failed: {error}')
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+
+    def poll(self) -> Optional[int]:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def wait(self, timeout: float) -> None:
+        deadline, pause = time.monotonic() + timeout, threading.Event()
+        while self.poll() is None:
+            if time.monotonic() >= deadline:
+                raise subprocess.TimeoutExpired('recorder', timeout)
+            pause.wait(0.02)
+
+    def terminate(self) -> None:
+        os.kill(self.pid, signal.SIGTERM)
+
+
+def _record_in_fork(config: StoreConfig, path: str) -> None:
+    session = RunSession(as_member(config))
+    with contextlib.closing(session):
+        recorder = Recorder(session.store, str(config.run), path, durable=True)
+        session.join('recorder', node_id(path))
+        recorder.record(session)
+    logging.info(f'ding_store: {recorder.summary()}')

@@ -13,6 +13,7 @@ from ding_store.datasets import DataSet, episodes_of
 from ding_store.errors import NotEnoughSpace, SchemaMismatch
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.recorder import STREAM, Recorder
+from ding_store.run.recording import reader_name
 from ding_store.storage import open_store
 from ding_store.storage.testing import WAIT_S
 
@@ -51,14 +52,13 @@ def chunk(writer, numbers, version=0, **leaves):
 
 
 def recorder(store, path, durable=True):
-    return Recorder(store, 'recorded', str(path), 'recorder', durable)
+    return Recorder(store, 'recorded', str(path), durable)
 
 
 def record(store, path, last, durable=True):
     """Record up to the entry with the number ``last``, as a process that is told to end."""
     made = recorder(store, path, durable)
-    made.run(Session(made, last), None)
-    made.close()
+    made.record(Session(made, last))
     return made
 
 
@@ -76,7 +76,7 @@ def test_rows_metas_and_episodes_of_a_run_are_recorded(tmp_path):
 
 def test_killed_durable_recorder_goes_on_without_a_gap_or_a_double(tmp_path):
     with stream() as (store, writer):
-        store.register(STREAM, 'recorder')
+        store.register(STREAM, reader_name(str(tmp_path / 'set')))
         for i in range(5):
             chunk(writer, [2 * i, 2 * i + 1])
         killed = recorder(store, tmp_path / 'set')
@@ -96,15 +96,15 @@ def test_killed_durable_recorder_goes_on_without_a_gap_or_a_double(tmp_path):
 
 def test_durable_recorder_acknowledges_only_what_is_committed(tmp_path):
     with stream() as (store, writer):
-        store.register(STREAM, 'recorder')
+        store.register(STREAM, reader_name(str(tmp_path / 'set')))
         for i in range(4):
             chunk(writer, [i])
         made = recorder(store, tmp_path / 'set')
         made._write(made._ahead.take(2, WAIT_S))
-        assert store.stream_info(STREAM).readers == {'recorder': 0}
+        assert list(store.stream_info(STREAM).readers.values()) == [0]
         made._writer.flush()
         made._write([])
-        assert store.stream_info(STREAM).readers['recorder'] == 2
+        assert list(store.stream_info(STREAM).readers.values()) == [2]
         made.close()
 
 
@@ -175,9 +175,8 @@ def test_recording_of_another_run_begins_anew(tmp_path):
     for run in ('one', 'two'):
         with open_store('memory://', run=run) as store:
             last = chunk(ChunkWriter(store, STREAM), [0, 1])
-            made = Recorder(store, run, str(tmp_path / 'set'), 'recorder', True)
-            made.run(Session(made, last.number), None)
-            made.close()
+            made = Recorder(store, run, str(tmp_path / 'set'), True)
+            made.record(Session(made, last.number))
     data = DataSet(tmp_path / 'set')
     assert data.begins() == [0, 2]
     assert episodes_of(data).lengths.tolist() == [2, 2]  # both runs number their episodes from 0
@@ -189,8 +188,7 @@ def test_recorder_stops_at_the_wanted_rows(tmp_path):
             chunk(writer, [2 * i, 2 * i + 1])
         made = recorder(store, tmp_path / 'set')
         made._writer._commit_bytes = 1
-        made.run(SimpleNamespace(finished=False, figures=lambda **figures: None), 3)
-        made.close()
+        made.record(SimpleNamespace(finished=False, figures=lambda **figures: None), 3)
     assert len(DataSet(tmp_path / 'set')) >= 3
 
 
@@ -208,4 +206,4 @@ def test_full_disk_ends_the_recorder_and_not_the_run(tmp_path, durable, monkeypa
         with pytest.raises(NotEnoughSpace, match='no room for 2 rows'):
             made.close()
         monkeypatch.undo()
-        assert 'recorder' not in store.stream_info(STREAM).readers
+        assert store.stream_info(STREAM).readers == {}
