@@ -40,7 +40,8 @@ def _lines(summary: Dict[str, Any]) -> List[str]:
     if versions:
         lines.append(f'policies    {len(versions)} versions, {min(versions)} to {max(versions)}')
     lines.append('leaves')
-    lines += [f'  {name:10}{kind}' for name, kind in summary['leaves'].items()]
+    width = max(map(len, summary['leaves']), default=0) + 2
+    lines += [f'  {name:{width}}{kind}' for name, kind in sorted(summary['leaves'].items())]
     if summary['histogram']:
         lines.append('returns of whole episodes')
         most = max(count for _, _, count in summary['histogram'])
