@@ -274,7 +274,7 @@ class StoreConfig:
         for key in settings:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
-        if _holds_password(str(block.get('url', ''))):
+        if holds_password(str(block.get('url', ''))):
             raise ConfigError(
                 f'store.url has a password, and configs are saved with the experiment. Put the URL into {ENV_URL}.'
             )
@@ -416,7 +416,8 @@ def as_store(cfg: Mapping[str, Any]) -> Dict[str, Any]:
     return made
 
 
-def _holds_password(url: str) -> bool:
+def holds_password(url: str) -> bool:
+    """Return whether a URL has a password, in whatever part of it."""
     # An unquoted password counts as well: the URL cannot be parsed then, but it would be saved.
     rest = url.partition('://')[2] or url.partition(':')[2]
     user, at, _ = rest.rpartition('@')

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from types import TracebackType
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Type, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -264,7 +264,7 @@ class DataSet:
             made.append((self.segments[groups[0]].layout, None, shared))
         return made
 
-    def decode(self, records: List[Any]) -> Any:
+    def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]:
         """Return the columns of ``records``, and the output that reuses their memory."""
         if self._outputs is None:
             self._outputs = WarmOutputs(self.schema.columns(), self.schema.plain_batch)

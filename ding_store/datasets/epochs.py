@@ -5,21 +5,35 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
 
+from ding_store.buffer.array_types import Array
+from ding_store.buffer.batch import TrainBatch
+from ding_store.buffer.table.outputs import Output
 from ding_store.datasets.order import EpochOrder
+from ding_store.datasets.segment import Segment
 from ding_store.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ding_store.buffer.array_types import Array
-    from ding_store.buffer.batch import TrainBatch
-    from ding_store.datasets.data_set import DataSet
 
 #: How often a thread whose queue is full looks whether its reader is gone.
 _LOOK_S = 0.2
+
+
+class Rows(Protocol):
+    """The calls of a ``DataSet`` that read rows."""
+
+    is_direct: bool
+    segments: Sequence[Segment]
+
+    def records(self, rows: Array) -> List[Any]: ...
+
+    def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]: ...
+
+    def collated(self, columns: Dict[str, Array], output: Output) -> ttorch.Tensor: ...
+
+    def listed(self, batch: ttorch.Tensor, columns: Dict[str, Array]) -> TrainBatch: ...
 
 
 class Epochs:
@@ -34,9 +48,7 @@ class Epochs:
         - rows (:obj:`np.ndarray`): The rows of the last batch.
     """
 
-    def __init__(
-        self, data_set: DataSet, order: EpochOrder, prefetch: int, num_epochs: Optional[int], start: int
-    ) -> None:
+    def __init__(self, data_set: Rows, order: EpochOrder, prefetch: int, num_epochs: Optional[int], start: int) -> None:
         if prefetch < 1 or start < 0 or (num_epochs is not None and num_epochs < 1):
             raise ConfigError(
                 f'prefetch ({prefetch}) and num_epochs ({num_epochs}) must be at least 1, and start ({start}) at least '
@@ -102,7 +114,7 @@ class Epochs:
 
 
 def _read(
-    data_set: DataSet,
+    data_set: Rows,
     order: EpochOrder,
     prefetch: int,
     position: int,
@@ -126,7 +138,7 @@ def _read(
         _put(filled, error, closed)
 
 
-def _window(data_set: DataSet, order: EpochOrder, begin: int, end: int) -> Iterator[Tuple[Array, Any, Any]]:
+def _window(data_set: Rows, order: EpochOrder, begin: int, end: int) -> Iterator[Tuple[Array, Any, Any]]:
     """Yield batches ``begin`` to ``end``. From the disk, the rows of all of them are read together."""
     rows = [order.batch(*divmod(number, order.num_batches)) for number in range(begin, end)]
     if not data_set.is_direct:

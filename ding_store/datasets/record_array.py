@@ -173,7 +173,7 @@ class RecordArray:
 
 
 class _Kind:
-    """What the records of one array are, after the first one."""
+    """The dtype and shape of the records of one array, as the first one has them."""
 
     def __init__(self, first: Any) -> None:
         self.dtype: Optional[np.dtype[Any]] = None

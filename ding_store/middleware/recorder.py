@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -16,10 +15,10 @@ from typing import Any, Callable, List, Optional, Union
 import torch
 from ditk import logging
 
-from ding_store.config import StoreConfig
+from ding_store.config import StoreConfig, holds_password
 from ding_store.datasets.writer import DataSetWriter
-from ding_store.environment import ENV_URL
 from ding_store.errors import CorruptPayload
+from ding_store.gc_freeze import leave_out_for_good
 from ding_store.middleware.chunks import ChunkDecoder, meta_of, narrowed_in
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.read_ahead import ReadAhead
@@ -181,10 +180,10 @@ class RecorderProcess:
     def _start_again(self) -> subprocess.Popen:
         """Start a new interpreter. By now, a fork would copy each page of the replay that this process changes."""
         words = ['data', 'record', '--durable', '--to', self._path, '--run', str(self._config.run)]
+        # A URL with a password is only ever in the environment, which the new process inherits.
+        words += [] if holds_password(self._config.url) else ['--store', self._config.url]
         return subprocess.Popen(
             [sys.executable, '-m', 'ding_store.cli', *words],
-            # The URL may hold a password, which other users would see among the arguments.
-            env={**os.environ, ENV_URL: self._config.url},
             stdin=subprocess.DEVNULL,
             # Killed, and not asked to end: the next learner's recorder goes on where this one was.
             preexec_fn=partial(end_with, os.getpid(), signal.SIGKILL),
@@ -215,7 +214,7 @@ class _Fork:
                 end_with(parent, signal.SIGKILL)
                 signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's end also ends the recorder
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                gc.freeze()  # nng aborts a process that closes its parent's sockets
+                leave_out_for_good()  # nng aborts a process that closes its parent's sockets
                 torch.set_num_threads(1)  # the parent's threads are not here
                 call()
                 code = 0
