@@ -40,8 +40,10 @@ def main(num_rows: int, num_records: int, budget_s: float, directory: Optional[s
     if not budget_s > 0:
         raise ConfigError(f'--seconds ({budget_s:g}) must be above 0')
     with tempfile.TemporaryDirectory(dir=directory, prefix='ding-store-bench-') as path:
-        result = {'epochs': measure_epochs(path, num_rows, budget_s), 'records': measure_records(path, num_records)}
-    show(render(result))
+        result = {'epochs': measure_epochs(path, num_rows, budget_s)}
+        show(render_epochs(result['epochs']))
+        result['records'] = measure_records(path, num_records)
+        show(render_records(result['records']))
     if json_path is not None:
         Path(json_path).write_text(json.dumps(result, indent=1))
     return 0
@@ -244,7 +246,7 @@ def measure_records(path: str, num_records: int) -> Dict[str, Any]:
     RecordArray.write(f'{path}/records', (pieces[i % 1000] for i in range(num_records)))
     write_s = time.perf_counter() - began
     say('opening records')
-    context = multiprocessing.get_context('spawn')
+    context = multiprocessing.get_context('fork')
     everyone = context.Barrier(NUM_PROCESSES)
     results = context.Queue()
     arguments = (f'{path}/records', everyone, results)
@@ -295,9 +297,8 @@ def _proportional_bytes(path: str) -> int:
     return 0
 
 
-def render(result: Dict[str, Any]) -> str:
-    """Return the tables."""
-    found = result['epochs']
+def render_epochs(found: Dict[str, Any]) -> str:
+    """Return the table of epochs."""
     figures = found['rows_per_s']
     size = f'{found["rows"]:,} rows of {size_text(found["row_bytes"])} ({size_text(found["bytes"])})'
     lines = [f'data set: {size}, batches of {BATCH}', f'{"":38}{"rows/s":>12}{"GB/s":>8}{"of bound":>10}']
@@ -306,10 +307,13 @@ def render(result: Dict[str, Any]) -> str:
         share = f'{figure / figures[bounds[name]]:10.2f}' if name in bounds else ''
         lines.append(f'{name:38}{figure:12,.0f}{figure * found["row_bytes"] / 1e9:8.2f}{share}')
     lines.append(f'written at {found["write_bytes_per_s"] / 1e6:,.0f} MB/s')
-    lines += others(found['other_cores'])
-    found = result['records']
+    return '\n'.join(lines + others(found['other_cores']))
+
+
+def render_records(found: Dict[str, Any]) -> str:
+    """Return the lines about arrays of records."""
     size = f'{found["records"]:,} of {RECORD_BYTES} B ({size_text(found["bytes"])})'
-    lines += [
+    lines = [
         f'records: {size}, {found["processes"]} processes',
         f'opened in {found["open_s"] * 1e3:.1f} ms, {found["take_records_per_s"]:,.0f} records/s by take of {BATCH}, '
         f'written at {found["write_records_per_s"]:,.0f} records/s',

@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections import deque
+from concurrent.futures import wait
 from typing import Deque, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -191,7 +192,9 @@ def run_reads(reads: List[DirectRead]) -> None:
     if len(reads) < 2:
         _run_all(queue)
         return
-    for part in [_threads.submit(_run_all, queue) for _ in range(min(NUM_THREADS, len(reads)))]:
+    parts = [_threads.submit(_run_all, queue) for _ in range(min(NUM_THREADS, len(reads)))]
+    wait(parts)  # all of them, even if one fails: their memory may be reused after the return
+    for part in parts:
         part.result()
 
 

@@ -155,7 +155,10 @@ class DataSetWriter:
             if num_rows:
                 self._write(self._rows_file, parts, self._segment_rows * self._layout.row_bytes)
                 os.fdatasync(self._rows_file)
-            self._write(self._log_file, [line(commit.to_json())], os.fstat(self._log_file).st_size)
+            text = line(commit.to_json())
+            # At the end of the last commit: an interrupt may have come behind this write before.
+            self._write(self._log_file, [text], self._log_bytes)
+            os.ftruncate(self._log_file, self._log_bytes + len(text))
             os.fdatasync(self._log_file)
         except OSError as error:
             self._cut_back()
@@ -167,7 +170,7 @@ class DataSetWriter:
                     'space and record again: the data set ends with its last commit.',
                 ) from error
             raise
-        self._log_bytes = os.fstat(self._log_file).st_size
+        self._log_bytes += len(text)
         self._segment_rows += num_rows
         self.num_rows += num_rows
         self.num_commits += 1

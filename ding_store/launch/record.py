@@ -11,7 +11,7 @@ from ding_store.errors import ConfigError, TableLocked
 from ding_store.launch.log_lines import line
 from ding_store.launch.printing import print_to
 from ding_store.launch.status import check_known, check_running
-from ding_store.launch.termination import signals_as_interrupt
+from ding_store.launch.termination import signals_noted
 from ding_store.run.ending import end_of
 from ding_store.run.recording import STREAM, as_member, node_id, reader_name
 from ding_store.run.session import RunSession
@@ -35,7 +35,7 @@ def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Opti
     """
     check_running(config)
     session = RunSession(as_member(config))
-    with contextlib.closing(session), signals_as_interrupt():
+    with contextlib.closing(session):
         store, name = session.store, reader_name(path)
         check_known(store, config)
         end = end_of(store)
@@ -56,6 +56,7 @@ def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Opti
         session.join('recorder', node_id(path))
         how = 'each entry' if durable else 'what it is fast enough for'
         print_to(sys.stderr, line(f'recording {how} of run {config.run!r} into {path}\n', 'recorder'))
-        recorder.record(session, max_rows)
+        with signals_noted() as is_stopped:  # an interrupt between rows and their position would double these rows
+            recorder.record(session, max_rows, is_stopped)
         sys.stdout.write(recorder.summary() + '\n')
     return 0

@@ -67,20 +67,20 @@ class Recorder:
         self._num_acked = 0
         self._is_closed = False
 
-    def record(self, session: RunSession, max_rows: Optional[int] = None) -> None:
-        """Record until the run ends, until an interrupt, or until there are ``max_rows`` rows. Then close."""
+    def record(
+        self, session: RunSession, max_rows: Optional[int] = None, is_stopped: Callable[[], bool] = lambda: False
+    ) -> None:
+        """Record until the run ends, until there are ``max_rows`` rows, or until ``is_stopped``. Then close."""
         try:
-            self._record(session, max_rows)
-        except KeyboardInterrupt:
-            pass
+            self._record(session, max_rows, is_stopped)
         finally:
             self.close()
 
-    def _record(self, session: RunSession, max_rows: Optional[int]) -> None:
+    def _record(self, session: RunSession, max_rows: Optional[int], is_stopped: Callable[[], bool]) -> None:
         while not session.finished:
             self._write(self._ahead.take(64, SLICE_S))
             session.figures(rows=self.num_rows, lost=self._reader.num_lost, corrupt=self._reader.num_corrupt)
-            if max_rows is not None and self.num_rows >= max_rows:
+            if is_stopped() or (max_rows is not None and self.num_rows >= max_rows):
                 return
         Members(self._store).wait_until_left('collector', LAST_CHUNKS_S)
         self._ahead.wake()
