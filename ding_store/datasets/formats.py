@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import warnings
 from typing import Any, Dict, Iterator, Mapping, Optional
 
 import numpy as np
@@ -144,7 +145,9 @@ def _to_minari(data_set: DataSet, episodes: Episodes, name: str) -> None:
         if is_discrete
         else spaces.Box(-np.inf, np.inf, action.shape[1:], action.dtype),
     }
-    minari.create_dataset_from_buffers(dataset_id=name, buffer=buffers, algorithm_name='ding_store', **kinds)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', UserWarning)  # about authors and links, which only the user can add
+        minari.create_dataset_from_buffers(dataset_id=name, buffer=buffers, **kinds)
 
 
 def _shape_of_action(action: Array) -> Any:
