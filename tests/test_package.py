@@ -50,7 +50,7 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
-    'datasets': {'errors', 'private_files', 'power_cuts', 'free_space', 'columns', 'storage', 'buffer'},
+    'datasets': {'errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'columns', 'storage', 'buffer'},
     'metrics': {'errors', 'private_files'},
     'parent_death': set(),
     'run': {'errors', 'config', 'storage', 'checkpoint'},

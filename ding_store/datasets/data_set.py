@@ -16,6 +16,7 @@ from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.columns import Schema
 from ding_store.datasets.epochs import Epochs
+from ding_store.datasets.kernels import load_gather
 from ding_store.datasets.layout import Layout, are_alike
 from ding_store.datasets.order import EpochOrder
 from ding_store.datasets.segment import DirectRead, Segment, run_reads
@@ -80,7 +81,11 @@ class DataSet:
         self._num_rows = int(ends[-1])
         self.is_direct = reads == 'direct' or (reads == 'auto' and self.num_bytes > MEMORY_SHARE * available_memory())
         self._outputs: Optional[WarmOutputs] = None
+        self._has_narrow = any(segment.layout.narrow for segment in self.segments)
         self._check_schemas()
+        # In the order of the first schema, as the outputs have them.
+        names = list(self.schema.columns()) if self.segments else []
+        self._places = [segment.layout.places_of(names) for segment in self.segments]
 
     def _open(self, names: Sequence[str]) -> None:
         for name in names:
@@ -133,7 +138,7 @@ class DataSet:
         Raises:
             - RowGone: There is no such row.
         """
-        return self.decode(self.records(self._checked(rows)))[0]
+        return self.gather(self._checked(rows))[0]
 
     def elements(self, rows: Union[Sequence[int], Array]) -> List[Any]:
         """Return elements as they were recorded. Their tensors share memory with each other. See ``columns``."""
@@ -142,11 +147,11 @@ class DataSet:
 
     def batch(self, rows: Union[Sequence[int], Array]) -> ttorch.Tensor:
         """Return these rows as one collated tree with leaves ``(n, *shape)``, valid while it is referenced."""
-        return self.collated(*self.decode(self.records(self._checked(rows))))
+        return self.collated(*self.gather(self._checked(rows)))
 
     def train_batch(self, rows: Union[Sequence[int], Array]) -> TrainBatch:
         """Return these rows as a collated batch that is also the list of its elements, as DI-engine expects one."""
-        columns, output = self.decode(self.records(self._checked(rows)))
+        columns, output = self.gather(self._checked(rows))
         return self.listed(self.collated(columns, output), columns)
 
     def listed(self, batch: ttorch.Tensor, columns: Dict[str, Array]) -> TrainBatch:
@@ -234,6 +239,28 @@ class DataSet:
 
     # How rows are read. ``Epochs`` uses these as well.
 
+    def gather(self, rows: Array) -> Tuple[Dict[str, Array], Output]:
+        """Return the columns of rows, and the output that reuses their memory."""
+        kernel = None if self.is_direct or self._has_narrow else load_gather()
+        if kernel is None:
+            return self.decode(self.records(rows))
+        arrays, output = self._lend(len(rows))
+        if len(self.segments) == 1:
+            groups = [(0, rows, np.arange(len(rows)))]
+        else:
+            numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
+            parts = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()]
+            groups = [(number, rows[places] - self._first_rows[number], places) for number, places in parts]
+        for number, own, places in groups:
+            source = self.segments[number].records
+            kernel(source.ctypes.data, self.layout.row_bytes, *self._places[number], output.addresses, own, places)
+        return arrays, output
+
+    def _lend(self, num_rows: int) -> Tuple[Dict[str, Array], Output]:
+        if self._outputs is None:
+            self._outputs = WarmOutputs(self.schema.columns(), self.schema.plain_batch)
+        return self._outputs.lend(num_rows)
+
     def records(self, rows: Array) -> List[Any]:
         """
         Return (layout, places, records) of these rows, for each segment that has some. If all have one layout, there is
@@ -266,10 +293,7 @@ class DataSet:
 
     def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]:
         """Return the columns of ``records``, and the output that reuses their memory."""
-        if self._outputs is None:
-            self._outputs = WarmOutputs(self.schema.columns(), self.schema.plain_batch)
-        num_rows = sum(len(each) for _, _, each in records)
-        arrays, output = self._outputs.lend(num_rows)
+        arrays, output = self._lend(sum(len(each) for _, _, each in records))
         for layout, places, each in records:
             if places is None:
                 layout.decode_into(each, arrays)

@@ -27,6 +27,8 @@ class Rows(Protocol):
     is_direct: bool
     segments: Sequence[Segment]
 
+    def gather(self, rows: Array) -> Tuple[Dict[str, Array], Output]: ...
+
     def records(self, rows: Array) -> List[Any]: ...
 
     def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]: ...
@@ -143,7 +145,7 @@ def _window(data_set: Rows, order: EpochOrder, begin: int, end: int) -> Iterator
     rows = [order.batch(*divmod(number, order.num_batches)) for number in range(begin, end)]
     if not data_set.is_direct:
         for each in rows:
-            yield (each, *data_set.decode(data_set.records(each)))
+            yield (each, *data_set.gather(each))
         return
     edges = np.cumsum([0, *map(len, rows)]).tolist()
     together: List[Any] = data_set.records(np.concatenate(rows))

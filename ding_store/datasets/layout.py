@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, Mapping
+from typing import Any, Collection, Dict, Iterable, Mapping, Tuple
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.table.frame_references import FrameReferences
 from ding_store.buffer.table.narrowing import stored_specs, widen, widened_columns
+from ding_store.buffer.table.specs import spec_bytes
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, SchemaMismatch
 
@@ -62,7 +63,13 @@ class Layout:
                 'itemsize': self.row_bytes,
             }
         )
+        self._places = {name: (at, spec_bytes(specs[name])) for name, at in zip(ordered, offsets)}
         self._columns = [[name, specs[name][0].str, list(specs[name][1]), at] for name, at in zip(ordered, offsets)]
+
+    def places_of(self, names: Iterable[str]) -> Tuple[Array, Array]:
+        """Return the offsets and the sizes in bytes of these columns in a row."""
+        offsets, sizes = np.array([self._places[name] for name in names], np.int64).reshape(-1, 2).T.copy()
+        return offsets, sizes
 
     def fits(self, schema: Schema, narrowed: Collection[str]) -> bool:
         """Return whether rows of this schema can be encoded. A row of bytes fits where floats are stored."""

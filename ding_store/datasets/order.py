@@ -8,7 +8,7 @@ than two numbers per row, so this takes less than two rounds on average.
 
 from __future__ import annotations
 
-from typing import List, Tuple
+from typing import List
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from ding_store.errors import ConfigError
 #: function is one. This one is a hash, so there are twice as many.
 _NUM_ROUNDS = 8
 _WORD = np.uint64
+#: Rows whose order is computed at once.
+_ROWS_AHEAD = 1 << 14
 
 
 class Permutation:
@@ -119,19 +121,20 @@ class EpochOrder:
         self._num_own = each + (rank < rest)
         #: Batches of an epoch.
         self.num_batches = -(-(each + (rest > 0)) // batch_size)
-        self._epoch, self._permutation = -1, Permutation(0, seed)
+        self._epoch, self._first, self._rows = -1, 0, np.empty(0, np.int64)
 
     def batch(self, epoch: int, number: int) -> Array:
         """Return the rows of one batch of this rank, in ascending order, which is the fastest to read."""
-        first, last = self._edges(number)
-        if epoch != self._epoch:
-            self._epoch, self._permutation = epoch, Permutation(self.num_rows, self.seed, epoch)
-        places = np.arange(first, last) * self.world_size + self.rank
-        return np.sort(self._permutation(places))
+        first, last = self._edge(number), self._edge(number + 1)
+        if epoch != self._epoch or not self._first <= first or last > self._first + len(self._rows):
+            # Many batches at once: a call costs more than the numbers of one batch.
+            end = self._edge(min(number + max(1, _ROWS_AHEAD // self.batch_size), self.num_batches))
+            places = np.arange(first, max(last, end)) * self.world_size + self.rank
+            self._rows = Permutation(self.num_rows, self.seed, epoch)(places)
+            self._epoch, self._first = epoch, first
+        return np.sort(self._rows[first - self._first : last - self._first])
 
-    def _edges(self, number: int) -> Tuple[int, int]:
-        def edge(count: int) -> int:
-            # Each batch after this edge has at least one row: a rank with one row less than others has no empty batch.
-            return min(count * self.batch_size, self._num_own - (self.num_batches - count))
-
-        return edge(number), edge(number + 1)
+    def _edge(self, count: int) -> int:
+        """Return how many rows of this rank are in its first batches."""
+        # Each batch after them has at least one row: a rank with one row less than others has no empty batch.
+        return min(count * self.batch_size, self._num_own - (self.num_batches - count))

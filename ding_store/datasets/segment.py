@@ -17,7 +17,7 @@ from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.thread_pool import Threads
 from ding_store.datasets.segment_log import SegmentLog, read_log
 from ding_store.datasets.writer import LOG, ROWS
-from ding_store.errors import CorruptPayload
+from ding_store.errors import CorruptPayload, StoreClosed
 from ding_store.storage.encoding.checksum import checksum
 
 #: Reads at the same time. A disk needs several to be busy.
@@ -70,6 +70,8 @@ class Segment:
     def records(self) -> Array:
         """All rows, mapped and read-only."""
         with self._lock:
+            if self._file < 0:
+                raise StoreClosed(f'the data set of segment {self.name} was closed')
             if self._records is None:
                 if not self.num_rows:
                     return np.empty(0, self.layout.record)
@@ -106,21 +108,19 @@ class Segment:
         stops = -(-(begins + row_bytes) // alignment) * alignment
         apart = starts[1:] - stops[:-1] > _GAP_BYTES
         edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(rows)]
-        target = records.view(np.uint8).reshape(len(records), row_bytes)
-        made = []
         most = max(1, _MAX_READ_BYTES // row_bytes)
-        for first, last in zip(edges, edges[1:]):
-            for at in range(first, last, most):
-                end = min(at + most, last)
-                start = int(starts[at])
-                offsets = (begins[at:end] - start).tolist()
-                # Only up to the last row: the file may end there.
-                read = DirectRead(descriptor, start, int(stops[end - 1]) - start, offsets, target, places[at:end], self)
-                made.append(read)
-        return made
+        firsts = [at for first, last in zip(edges, edges[1:]) for at in range(first, last, most)]
+        lasts = [*firsts[1:], len(rows)]
+        sizes = (stops[np.array(lasts) - 1] - starts[firsts]).tolist()
+        runs = zip(starts[firsts].tolist(), sizes, firsts, lasts)
+        target = memoryview(records.view(np.uint8).reshape(-1).data)
+        into = _Target(descriptor, self.rows_path, begins.tolist(), (places * row_bytes).tolist(), row_bytes, target)
+        return [(into, *run) for run in runs]
 
     def _direct_file(self) -> Tuple[int, int]:
         with self._lock:
+            if self._file < 0:
+                raise StoreClosed(f'the data set of segment {self.name} was closed')
             if self._direct is None:
                 self._direct = _opened_direct(self.rows_path)
             return self._direct
@@ -157,28 +157,19 @@ class Segment:
             self.close()
 
 
-class DirectRead(NamedTuple):
-    """One read of rows that are neighbours: where it begins, its size, the rows' offsets in it, and their places."""
+class _Target(NamedTuple):
+    """The file of some direct reads, the place of each row in it, and its place in the memory for the rows."""
 
     descriptor: int
-    start: int
-    num_bytes: int
-    offsets: List[int]
-    target: Array
-    places: Array
-    segment: Segment
+    path: str
+    begins: List[int]
+    places: List[int]
+    row_bytes: int
+    memory: memoryview
 
-    def run(self) -> None:
-        bounce = _bounce(self.num_bytes)
-        needed, done = self.offsets[-1] + self.target.shape[1], 0
-        while done < needed:
-            num_read = os.preadv(self.descriptor, [bounce[done : self.num_bytes].data], self.start + done)
-            if num_read == 0:
-                raise OSError(errno.EIO, f'{self.segment.rows_path!r} ends at byte {self.start + done}')
-            done += num_read
-        size = self.target.shape[1]
-        for offset, place in zip(self.offsets, self.places.tolist()):
-            self.target[place] = bounce[offset : offset + size]
+
+#: One read of rows that are neighbours: its target, where it begins, its size, and the first and last row of it.
+DirectRead = Tuple[_Target, int, int, int, int]
 
 
 def run_reads(reads: List[DirectRead]) -> None:
@@ -199,12 +190,24 @@ def run_reads(reads: List[DirectRead]) -> None:
 
 
 def _run_all(reads: Deque[DirectRead]) -> None:
+    """Run reads until there are none. Plain calls on local names: other threads wait for the interpreter meanwhile."""
+    preadv, take = os.preadv, reads.popleft
     while True:
         try:
-            read = reads.popleft()
+            (descriptor, path, begins, places, row_bytes, memory), start, size, first, last = take()
         except IndexError:
             return
-        read.run()
+        bounce = _bounce(size)
+        done = preadv(descriptor, [bounce[:size]], start)
+        needed = begins[last - 1] + row_bytes - start
+        while done < needed:
+            num_read = preadv(descriptor, [bounce[done:size]], start + done)
+            if num_read == 0:
+                raise OSError(errno.EIO, f'{path!r} ends at byte {start + done}')
+            done += num_read
+        for row in range(first, last):
+            at, place = begins[row] - start, places[row]
+            memory[place : place + row_bytes] = bounce[at : at + row_bytes]
 
 
 def _opened_direct(path: str) -> Tuple[int, int]:
@@ -217,7 +220,7 @@ def _opened_direct(path: str) -> Tuple[int, int]:
                 raise
             break
         try:
-            os.preadv(descriptor, [_bounce(alignment)[:alignment].data], 0)
+            os.preadv(descriptor, [_bounce(alignment)[:alignment]], 0)
         except OSError:
             os.close(descriptor)
         else:
@@ -225,9 +228,9 @@ def _opened_direct(path: str) -> Tuple[int, int]:
     return private_files.opener(path), 1
 
 
-def _bounce(size: int) -> Array:
+def _bounce(size: int) -> memoryview:
     """Return page-aligned memory of this thread, of at least ``size`` bytes."""
-    found: Optional[Array] = getattr(_scratch, 'bounce', None)
+    found: Optional[memoryview] = getattr(_scratch, 'bounce', None)
     if found is None or len(found) < size:
-        found = _scratch.bounce = np.frombuffer(anonymous(max(size, 1 << 16)), np.uint8)
+        found = _scratch.bounce = memoryview(anonymous(max(size, 1 << 16)))
     return found

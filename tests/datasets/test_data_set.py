@@ -10,7 +10,15 @@ from rows import element, numbers, write
 from ding_store.columns import Schema
 from ding_store.datasets import DataSet, DataSetWriter
 from ding_store.datasets.writer import segment_names
-from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, RowGone, SchemaMismatch, TableLocked
+from ding_store.errors import (
+    ConfigError,
+    CorruptPayload,
+    FormatMismatch,
+    RowGone,
+    SchemaMismatch,
+    StoreClosed,
+    TableLocked,
+)
 from ding_store.storage.testing import WAIT_S
 
 
@@ -141,6 +149,33 @@ def test_segments_of_two_schemas_are_refused_together(tmp_path):
     with pytest.raises(SchemaMismatch, match='segments 000000 and 000001'):
         DataSet(tmp_path)
     assert len(DataSet(tmp_path, segments=['000001'])) == 1
+
+
+@pytest.mark.parametrize('no_numba', ['0', '1'])
+def test_rows_whose_keys_come_in_another_order_are_one_set(tmp_path, no_numba, monkeypatch):
+    """The keys of a tree come in another order in each process."""
+    monkeypatch.setenv('DING_STORE_NO_NUMBA', no_numba)
+    for number in range(2):
+        steps = [
+            {'obs': torch.full((3,), float(i)), 'action': torch.tensor([i]), 'done': torch.tensor(True)} for i in (0, 1)
+        ]
+        if number:
+            steps = [dict(reversed(step.items())) for step in steps]
+        with DataSetWriter(str(tmp_path), segment_bytes=1 + 32 * number) as writer:
+            writer.append_elements(steps)
+    data = DataSet(tmp_path)
+    assert len(data.segments) == 2
+    assert data.columns([3, 0, 1])['obs'].tolist() == [[1.0] * 3, [0.0] * 3, [1.0] * 3]
+    assert data.columns([3, 0, 1])['action'][:, 0].tolist() == [1, 0, 1]
+
+
+def test_closed_data_set_refuses_to_read(tmp_path):
+    write(tmp_path, num_rows=7)
+    for reads in ('mapped', 'direct'):
+        data = DataSet(tmp_path, reads=reads)
+        data.close()
+        with pytest.raises(StoreClosed):
+            data.columns([0])
 
 
 def test_other_format_is_refused_with_its_number(tmp_path, monkeypatch):
