@@ -27,6 +27,8 @@ from ding_store.free_space import MEMORY_SHARE, available_memory
 logger = logging.getLogger(__name__)
 
 ON_DAMAGE = ('stop', 'skip')
+#: Batches of one size whose memory is reused: three windows of ``epochs``, and what a pipeline holds.
+MAX_WARM = 32
 #: Ways to read rows that are not in memory, see ``DataSet``.
 READS = ('auto', 'mapped', 'direct')
 
@@ -180,8 +182,8 @@ class DataSet:
         Arguments:
             - rank, world_size (:obj:`int`): This process gets its part of the rows. Others with the same seed get the
               others, and the same number of batches.
-            - prefetch (:obj:`int`): Number of batches that are read together, while as many wait to be used. More
-              rows find neighbours on the disk, which are read at once.
+            - prefetch (:obj:`int`): Number of batches that are read together, while as many wait to be used. More rows
+              have neighbours on the disk, which are read at once. Above 8, memory is no longer reused.
             - num_epochs (:obj:`Optional[int]`): Stop after this many. None: go on for ever.
             - start (:obj:`int`): Number of batches to skip, to go on after a crash. Nothing is read for them.
         Raises:
@@ -258,7 +260,7 @@ class DataSet:
 
     def _lend(self, num_rows: int) -> Tuple[Dict[str, Array], Output]:
         if self._outputs is None:
-            self._outputs = WarmOutputs(self.schema.columns(), self.schema.plain_batch)
+            self._outputs = WarmOutputs(self.schema.columns(), self.schema.plain_batch, MAX_WARM)
         return self._outputs.lend(num_rows)
 
     def records(self, rows: Array) -> List[Any]:

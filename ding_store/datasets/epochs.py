@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from typing import Any, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from collections import deque
+from typing import Any, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -62,7 +63,9 @@ class Epochs:
         self.rows: Optional[Array] = None
         self._batch: Any = None
         self._columns: Any = None
-        self._queue: queue.Queue = queue.Queue(prefetch)
+        # A window of batches is one item: handing each over by itself takes as long as gathering it.
+        self._queue: queue.Queue = queue.Queue(1)
+        self._window: Deque[Any] = deque()
         self._closed = threading.Event()
         last = None if num_epochs is None else num_epochs * order.num_batches
         arguments = (data_set, order, prefetch, start, last, self._queue, self._closed)
@@ -80,14 +83,15 @@ class Epochs:
             - StopIteration: The last epoch is over, or the iterator was closed.
             - OSError: The disk could not be read.
         """
-        found = None if self._closed.is_set() else self._queue.get()
-        if found is None:
-            self._closed.set()
+        if self._closed.is_set():
             raise StopIteration
-        if isinstance(found, BaseException):
-            self._closed.set()
-            raise found
-        self.rows, self._columns, output = found
+        if not self._window:
+            found = self._queue.get()
+            if found is None or isinstance(found, BaseException):
+                self._closed.set()
+                raise StopIteration if found is None else found
+            self._window.extend(found)
+        self.rows, self._columns, output = self._window.popleft()
         self.epoch = self.position // self.num_batches
         self.position += 1
         self._batch = self._data_set.collated(self._columns, output)
@@ -129,12 +133,12 @@ def _read(
         if not data_set.is_direct:
             for segment in data_set.segments:
                 segment.load_ahead()
+        size = 1  # so that the first batch comes soon
         while not closed.is_set() and (last is None or position < last):
-            end = position + prefetch if last is None else min(position + prefetch, last)
-            for batch in _window(data_set, order, position, end):
-                if not _put(filled, batch, closed):
-                    return
-            position = end
+            end = position + size if last is None else min(position + size, last)
+            if not _put(filled, list(_window(data_set, order, position, end)), closed):
+                return
+            position, size = end, min(2 * size, prefetch)
         _put(filled, None, closed)
     except BaseException as error:  # noqa: BLE001 - the reader of the queue raises it
         _put(filled, error, closed)
