@@ -9,10 +9,13 @@ import torch
 import treetensor.torch as ttorch
 from rows import element, numbers
 
-from ding_store.datasets import DataSet, episodes_of
+from ding_store.cli import main
+from ding_store.datasets import DataSet, DataSetWriter, episodes_of
 from ding_store.errors import NotEnoughSpace, SchemaMismatch
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.recorder import STREAM, Recorder
+from ding_store.run.ending import FINISH
+from ding_store.run.members import STREAM_OPTIONS
 from ding_store.run.recording import reader_name
 from ding_store.storage import open_store
 from ding_store.storage.testing import WAIT_S
@@ -100,7 +103,9 @@ def test_durable_recorder_acknowledges_only_what_is_committed(tmp_path):
         for i in range(4):
             chunk(writer, [i])
         made = recorder(store, tmp_path / 'set')
-        made._write(made._ahead.take(2, WAIT_S))
+        made._writer._commit_s = 1e6
+        for _ in range(2):
+            made._write(made._ahead.take(1, WAIT_S))
         assert list(store.stream_info(STREAM).readers.values()) == [0]
         made._writer.flush()
         made._write([])
@@ -207,3 +212,32 @@ def test_full_disk_ends_the_recorder_and_not_the_run(tmp_path, durable, monkeypa
             made.close()
         monkeypatch.undo()
         assert store.stream_info(STREAM).readers == {}
+
+
+def test_data_record_of_a_run_that_does_not_run_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(['data', 'record', '--run', 'nobody', '--to', str(tmp_path / 'set')]) == 2
+    assert "run 'nobody' is not running" in capsys.readouterr().err
+    assert not (tmp_path / 'set').exists()
+
+
+def test_data_record_command_records_until_the_run_ends(tmp_path, redis_server, capsys):
+    """With the learner's and the collectors' parts played by this test."""
+    where = ['--store', redis_server.url, '--run', 'recorded', '--to', str(tmp_path / 'set')]
+    with open_store(redis_server.url, run='recorded', stream_options=STREAM_OPTIONS) as store:
+        writer = ChunkWriter(store, STREAM)
+        chunk(writer, [0, 1])
+        chunk(writer, [2, 3])
+        assert main(['data', 'record', *where, '--durable', '--rows', '4']) == 0
+        assert f'recorded 4 rows of 2 entries into {tmp_path / "set"}; skipped nothing' in capsys.readouterr().out
+        assert store.stream_info(STREAM).readers == {}
+        with DataSetWriter(str(tmp_path / 'set')):  # as another recorder has it
+            store.register(STREAM, reader_name(str(tmp_path / 'set')))
+            assert main(['data', 'record', *where, '--durable']) == 1
+            assert 'is being written already' in capsys.readouterr().err
+            assert list(store.stream_info(STREAM).readers) == [reader_name(str(tmp_path / 'set'))]
+        store.put(FINISH, {'reason': 'enough', 'failed': False, 'parent': None}, {}, 0)
+        store.forget(STREAM, reader_name(str(tmp_path / 'set')))
+        assert main(['data', 'record', *where]) == 2
+        assert "run 'recorded' has ended: enough" in capsys.readouterr().err
+    assert numbers(DataSet(tmp_path / 'set').columns(range(4))) == [0, 1, 2, 3]
