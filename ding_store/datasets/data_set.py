@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Type, Union
 
@@ -19,7 +20,7 @@ from ding_store.datasets.epochs import Epochs
 from ding_store.datasets.kernels import load_gather
 from ding_store.datasets.layout import Layout, are_alike
 from ding_store.datasets.order import EpochOrder
-from ding_store.datasets.segment import DirectRead, Segment, run_reads
+from ding_store.datasets.segment import DirectRead, Segment, finish_reads, start_reads
 from ding_store.datasets.writer import segment_names
 from ding_store.errors import ConfigError, CorruptPayload, FormatMismatch, RowGone, SchemaMismatch, StoreError
 from ding_store.free_space import MEMORY_SHARE, available_memory
@@ -268,12 +269,21 @@ class DataSet:
         Return (layout, places, records) of these rows, for each segment that has some. If all have one layout, there is
         one item without places. Its records are valid until the next call in this thread.
         """
+        records, started = self.start(rows)
+        finish_reads(started)
+        return records
+
+    def start(self, rows: Array, slot: int = 0) -> Tuple[List[Any], List[Future]]:
+        """
+        Start to read rows. Return the result of ``records``, which is complete after ``finish_reads``. Its records are
+        valid until the next call in this thread with the same ``slot``.
+        """
         made: List[Any] = []
         reads: List[DirectRead] = []
         numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
         groups = np.unique(numbers).tolist()
         is_one = len({self.segments[number].layout.narrow for number in groups}) == 1
-        shared = _warm_records(len(rows), self.segments[groups[0]].layout) if groups and is_one else None
+        shared = _warm_records(len(rows), self.segments[groups[0]].layout, slot) if groups and is_one else None
         for number in groups:
             segment = self.segments[number]
             places = np.flatnonzero(numbers == number)
@@ -288,10 +298,9 @@ class DataSet:
                 reads += segment.reads(own[ascending], target, at[ascending])
             else:
                 segment.read_into(own, target, at)
-        run_reads(reads)
         if shared is not None:
             made.append((self.segments[groups[0]].layout, None, shared))
-        return made
+        return made, start_reads(reads)
 
     def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]:
         """Return the columns of ``records``, and the output that reuses their memory."""
@@ -323,12 +332,13 @@ class DataSet:
 _scratch = threading.local()
 
 
-def _warm_records(num_rows: int, layout: Layout) -> Array:
+def _warm_records(num_rows: int, layout: Layout, slot: int) -> Array:
     """Return records with undefined contents, in memory that this thread reuses. Fresh memory costs page faults."""
     size = num_rows * layout.row_bytes
-    found: Optional[Array] = getattr(_scratch, 'records', None)
+    slots: Dict[int, Array] = vars(_scratch).setdefault('slots', {})
+    found = slots.get(slot)
     if found is None or len(found) < size:
-        found = _scratch.records = np.empty(size, np.uint8)
+        found = slots[slot] = np.empty(size, np.uint8)
     return found[:size].view(layout.record)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import weakref
 from collections import deque
-from typing import Any, Deque, Dict, Iterator, List, Optional, Protocol, Sequence, Tuple
+from concurrent.futures import Future, wait
+from typing import Any, Deque, Dict, Generator, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 import treetensor.torch as ttorch
@@ -15,9 +17,11 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.table.outputs import Output
 from ding_store.datasets.order import EpochOrder
-from ding_store.datasets.segment import Segment
+from ding_store.datasets.segment import Segment, finish_reads
 from ding_store.errors import ConfigError
 
+#: The rows of a batch, their columns, and the output that reuses their memory.
+Batch = Tuple[Array, Dict[str, Array], Output]
 #: How often a thread whose queue is full looks whether its reader is gone.
 _LOOK_S = 0.2
 
@@ -30,7 +34,7 @@ class Rows(Protocol):
 
     def gather(self, rows: Array) -> Tuple[Dict[str, Array], Output]: ...
 
-    def records(self, rows: Array) -> List[Any]: ...
+    def start(self, rows: Array, slot: int) -> Tuple[List[Any], List[Future]]: ...
 
     def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]: ...
 
@@ -133,28 +137,53 @@ def _read(
         if not data_set.is_direct:
             for segment in data_set.segments:
                 segment.load_ahead()
-        size = 1  # so that the first batch comes soon
-        while not closed.is_set() and (last is None or position < last):
-            end = position + size if last is None else min(position + size, last)
-            if not _put(filled, list(_window(data_set, order, position, end)), closed):
-                return
-            position, size = end, min(2 * size, prefetch)
+        windows = _windows(order.num_batches, position, last, prefetch)
+        batches = _from_disk(data_set, order, windows) if data_set.is_direct else _mapped(data_set, order, windows)
+        with contextlib.closing(batches):
+            for window in batches:
+                if closed.is_set() or not _put(filled, window, closed):
+                    return
         _put(filled, None, closed)
     except BaseException as error:  # noqa: BLE001 - the reader of the queue raises it
         _put(filled, error, closed)
 
 
-def _window(data_set: Rows, order: EpochOrder, begin: int, end: int) -> Iterator[Tuple[Array, Any, Any]]:
-    """Yield batches ``begin`` to ``end``. From the disk, the rows of all of them are read together."""
-    rows = [order.batch(*divmod(number, order.num_batches)) for number in range(begin, end)]
-    if not data_set.is_direct:
-        for each in rows:
-            yield (each, *data_set.gather(each))
-        return
+def _windows(num_batches: int, position: int, last: Optional[int], prefetch: int) -> Iterator[List[Tuple[int, int]]]:
+    """Yield windows of batches (epoch, number) that are read together. The first is small, so that it comes soon."""
+    size = 1
+    while last is None or position < last:
+        end = position + size if last is None else min(position + size, last)
+        yield [divmod(number, num_batches) for number in range(position, end)]
+        position, size = end, min(2 * size, prefetch)
+
+
+def _mapped(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Generator[List[Batch], None, None]:
+    for window in windows:
+        rows = [order.batch(*batch) for batch in window]
+        yield [(each, *data_set.gather(each)) for each in rows]
+
+
+def _from_disk(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Generator[List[Batch], None, None]:
+    """Read the rows of a window together. The disk reads the next window while this one is decoded and used."""
+    ahead: Any = None
+    try:
+        for number, window in enumerate(windows):
+            rows = [order.batch(*batch) for batch in window]
+            before, ahead = ahead, (rows, *data_set.start(np.concatenate(rows), number % 2))
+            if before is not None:
+                yield _decoded(data_set, *before)
+        if ahead is not None:
+            before, ahead = ahead, None
+            yield _decoded(data_set, *before)
+    finally:
+        if ahead is not None:
+            wait(ahead[2])  # their memory and the files are used until then
+
+
+def _decoded(data_set: Rows, rows: List[Array], records: List[Any], started: List[Future]) -> List[Batch]:
+    finish_reads(started)
     edges = np.cumsum([0, *map(len, rows)]).tolist()
-    together: List[Any] = data_set.records(np.concatenate(rows))
-    for each, first, stop in zip(rows, edges, edges[1:]):
-        yield (each, *data_set.decode(_part(together, first, stop)))
+    return [(each, *data_set.decode(_part(records, first, stop))) for each, first, stop in zip(rows, edges, edges[1:])]
 
 
 def _part(records: List[Any], first: int, stop: int) -> List[Any]:

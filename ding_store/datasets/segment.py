@@ -7,7 +7,7 @@ import mmap
 import os
 import threading
 from collections import deque
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import Deque, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -172,20 +172,21 @@ class _Target(NamedTuple):
 DirectRead = Tuple[_Target, int, int, int, int]
 
 
-def run_reads(reads: List[DirectRead]) -> None:
+def start_reads(reads: List[DirectRead]) -> List[Future]:
+    """Start reads, several at a time. Pass the result to ``finish_reads``, before their memory is used again."""
+    queue = deque(reads)
+    return [_threads.submit(_run_all, queue) for _ in range(min(NUM_THREADS, len(reads)))]
+
+
+def finish_reads(started: List[Future]) -> None:
     """
     Overview:
-        Run reads, several at a time.
+        Wait for reads.
     Raises:
         - OSError: The disk could not read.
     """
-    queue = deque(reads)
-    if len(reads) < 2:
-        _run_all(queue)
-        return
-    parts = [_threads.submit(_run_all, queue) for _ in range(min(NUM_THREADS, len(reads)))]
-    wait(parts)  # all of them, even if one fails: their memory may be reused after the return
-    for part in parts:
+    wait(started)  # all of them, even if one fails: their memory may be reused after the return
+    for part in started:
         part.result()
 
 
