@@ -20,6 +20,9 @@ EXTRAS = {
     'fast': ['numba>=0.58', 'lz4>=3.1', 'numpy<2'],
     # What `ding-store compare` and `ding-store plot` print and draw with.
     'compare': ['rich>=12.6', 'matplotlib>=3.7'],
+    # What `ding-store data export` and `import` read and write.
+    'hdf5': ['h5py>=3.8'],
+    'minari': ['minari>=0.5'],
     # The exporter of `ding-store metrics`.
     'metrics': ['prometheus_client>=0.20'],
     # pytest 7, as DI-engine's own tests.

@@ -58,6 +58,15 @@ def _parser() -> argparse.ArgumentParser:
     frames.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')
     frames.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     frames.set_defaults(bench=_bench_frames)
+    datasets = kinds.add_parser(
+        'datasets', help="epochs of a data set, cold and warm, beside torch's DataLoader over DI-engine's HDF5 data set"
+    )
+    datasets.add_argument('--rows', type=int, default=200_000, help='rows of 2.9 KB (default: %(default)s)')
+    datasets.add_argument('--records', type=int, default=1_000_000, help='records of 256 B (default: %(default)s)')
+    datasets.add_argument('--seconds', type=float, default=3.0, help='seconds per figure (default: %(default)s)')
+    datasets.add_argument('--directory', metavar='DIR', help='directory on the disk to measure (default: TMPDIR)')
+    datasets.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    datasets.set_defaults(bench=_bench_datasets)
     transport = kinds.add_parser(
         'transport',
         help="from a producer's process to a consumer's collated batch, and Redis compared with redis-py",
@@ -131,6 +140,12 @@ def _bench_frames(options: argparse.Namespace) -> int:
     from benchmarks.frames import main as bench
 
     return bench(options.games, options.rows, options.seconds, options.json)
+
+
+def _bench_datasets(options: argparse.Namespace) -> int:
+    from benchmarks.datasets import main as bench
+
+    return bench(options.rows, options.records, options.seconds, options.directory, options.json)
 
 
 def _bench_checkpoint(options: argparse.Namespace) -> int:

@@ -41,6 +41,9 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'doctor': 'Check this environment, or with --run say why a run is slow.',
         'compare': "Measure DI-engine's own buffer and the store side by side.",
     },
+    'data': {
+        'data': 'Record a run, and inspect, export or import data sets.',
+    },
     'clean up': {
         'forget': 'Drop a reader that does not come back.',
         'clean': 'Remove what ended runs left: directories, host caches, sockets.',
@@ -150,6 +153,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_eval(commands)
     _add_plot(commands)
     _add_metrics(commands, environment)
+    _add_data(commands, environment)
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
     _add_clean(commands, environment)
@@ -325,12 +329,6 @@ def _add_eval(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(call=_eval)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f'{text!r} should be a whole number above 0')
-    return int(text)
-
-
 def _eval(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.evaluate import evaluate
     from ding_store.launch.user_script import UserScript
@@ -471,6 +469,117 @@ def _add_compare(commands: argparse._SubParsersAction, with_options: bool) -> No
         from ding_store.compare.main import add_options
 
         add_options(parser)
+
+
+def _add_data(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'data',
+        'Record a run into a data set, and inspect, export or import data sets. Each command below has\n'
+        'its own help: ding-store data record --help',
+        'ding-store data record --run pong --to data/pong --durable',
+    )
+    kinds = parser.add_subparsers(prog='ding-store data', metavar='COMMAND', title='commands', required=True)
+    _add_data_record(kinds, environment)
+    _add_data_inspect(kinds)
+    _add_data_export(kinds)
+    _add_data_import(kinds)
+
+
+def _add_data_record(kinds: argparse._SubParsersAction, environment: Environment) -> None:
+    text = (
+        'Write the experience of a running run into a data set, until the run ends or until Ctrl-C. The\n'
+        'run is not held up: entries that the recorder is too slow for are skipped and counted. With\n'
+        '--durable, no entry is skipped.'
+    )
+    example = 'ding-store data record --run pong --to data/pong'
+    parser = _add_command(kinds, 'record', text, example, help='write a running run into a data set')
+    _add_store_options(parser, environment)
+    parser.add_argument('--to', metavar='DIR', required=True, help='directory of the data set; rows are added to it')
+    parser.add_argument(
+        '--durable',
+        action='store_true',
+        help='record each entry exactly once, also if the recorder is killed and started again. WARNING: collectors\n'
+        'wait when max_pending_bytes are not recorded, also while no recorder runs',
+    )
+    parser.add_argument(
+        '--rows', metavar='N', type=_count, help='stop when this many rows are recorded, with the rest of their entry'
+    )
+    parser.set_defaults(call=_data_record)
+
+
+def _add_data_inspect(kinds: argparse._SubParsersAction) -> None:
+    text = (
+        'Show the rows, episodes, returns and policy versions of a data set. This reads all of it and\n'
+        'compares its checksums. The exit status is 1 if a segment is damaged.'
+    )
+    parser = _add_command(
+        kinds, 'inspect', text, 'ding-store data inspect data/pong', help='show what a data set has, and check it'
+    )
+    parser.add_argument('path', metavar='DIR')
+    parser.add_argument('--json', action='store_true', help='print JSON')
+    parser.set_defaults(call=_data_inspect)
+
+
+def _add_data_export(kinds: argparse._SubParsersAction) -> None:
+    text = (
+        'Write a data set in another format, its rows in the order of their episodes. n-step rows become\n'
+        'steps. hdf5 and d4rl need h5py, minari needs minari.'
+    )
+    example = 'ding-store data export data/pong pong.hdf5 --format hdf5'
+    parser = _add_command(kinds, 'export', text, example, help='write a data set in another format')
+    parser.add_argument('path', metavar='DIR')
+    parser.add_argument('target', metavar='TARGET', help='a file, or with --format minari the id of the data set')
+    parser.add_argument(
+        '--format',
+        choices=('hdf5', 'd4rl', 'minari'),
+        default='hdf5',
+        help="hdf5: DI-engine's file. d4rl: a file with D4RL's names. minari: a data set of Minari (default: hdf5)",
+    )
+    parser.set_defaults(call=_data_export)
+
+
+def _add_data_import(kinds: argparse._SubParsersAction) -> None:
+    text = "Write a file of DI-engine's or D4RL's format, or a data set of Minari, into a new data set."
+    example = 'ding-store data import hopper.hdf5 data/hopper'
+    parser = _add_command(kinds, 'import', text, example, help='make a data set of another format')
+    parser.add_argument('source', metavar='SOURCE', help='an HDF5 file, or minari:ID')
+    parser.add_argument('path', metavar='DIR', help='directory of the new data set')
+    parser.set_defaults(call=_data_import)
+
+
+def _count(text: str) -> int:
+    try:
+        count = int(float(text)) if float(text) == int(float(text)) else 0
+    except (ValueError, OverflowError):
+        count = 0
+    if count < 1:
+        raise argparse.ArgumentTypeError(f'{text!r} should be a whole number above 0')
+    return count
+
+
+def _data_record(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.record import record
+
+    return record(_config(options), options.to, options.durable, options.rows)
+
+
+def _data_inspect(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.data import inspect
+
+    return inspect(options.path, options.json)
+
+
+def _data_export(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.data import export
+
+    return export(options.path, options.target, options.format)
+
+
+def _data_import(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.data import import_
+
+    return import_(options.source, options.path)
 
 
 def _add_forget(commands: argparse._SubParsersAction, environment: Environment) -> None:

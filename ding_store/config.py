@@ -221,6 +221,8 @@ class StoreConfig:
         - heartbeat_s (:obj:`float`): Interval in which a process reports its figures to the run.
         - buffer_path (:obj:`Optional[str]`): Directory of the replay's files. None: the replay is in memory, or in the
             checkpoints' directory if there are checkpoints.
+        - record (:obj:`Optional[str]`): Directory of a data set to which all experience of the run is written. None: it
+            is not recorded.
         - prefetch (:obj:`int`): Number of batches that a thread of the replay gathers ahead, while the policy trains.
         - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once, and
             chunks have each frame once. False: each row has its own.
@@ -255,6 +257,7 @@ class StoreConfig:
     peer_timeout_s: float = _setting(60.0, least=1e-3)
     heartbeat_s: float = _setting(1.0, least=1e-3)
     buffer_path: Union[str, os.PathLike, None] = None
+    record: Optional[str] = None
     prefetch: int = _setting(0, least=0)
     share_frames: Union[str, bool] = _setting('auto', choices=('auto', False))
     checkpoint: Optional[CheckpointConfig] = None
@@ -318,7 +321,7 @@ class StoreConfig:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
         url = join_urls(block.get('url', DEFAULT_URL))
-        if any(map(_holds_password, split_urls(str(url)))):
+        if any(map(holds_password, split_urls(str(url)))):
             raise ConfigError(
                 f'store.url has a password, and configs are saved with the experiment. Put the URL into {ENV_URL}.'
             )
@@ -442,6 +445,8 @@ def enable(main_config: Any, create_config: Any) -> bool:
     # Not config.checkpoint, which `ding-store run --checkpoint` sets too: a task pipeline may import this config.
     if config.enable and (main_config.get('store') or {}).get('checkpoint'):
         raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
+    if config.enable and config.record is not None:
+        raise ConfigError(f'store.record ({config.record!r}) is for task pipelines with roles. Remove it.')
     if config.enable:
         stock = create_config.get('replay_buffer', {})
         settings = as_store(stock)
@@ -476,7 +481,8 @@ def as_store(cfg: Mapping[str, Any]) -> Dict[str, Any]:
     return made
 
 
-def _holds_password(url: str) -> bool:
+def holds_password(url: str) -> bool:
+    """Return whether a URL has a password, in whatever part of it."""
     # An unquoted password counts as well: the URL cannot be parsed then, but it would be saved.
     rest = url.partition('://')[2] or url.partition(':')[2]
     user, at, _ = rest.rpartition('@')

@@ -50,12 +50,14 @@ LAYERS: Dict[str, Set[str]] = {
         'storage',
     },
     'checkpoint': {'errors', 'private_files', 'power_cuts', 'compiled', 'storage', 'buffer'},
+    'datasets': {'errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'columns', 'storage', 'buffer'},
     'metrics': {'errors', 'private_files'},
+    'parent_death': set(),
     'run': {'errors', 'config', 'storage', 'checkpoint'},
     'learners': {'errors', 'compiled', 'config', 'storage', 'checkpoint', 'run'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'learners', 'metrics', 'run'),
+        *('columns', 'storage', 'buffer', 'checkpoint', 'datasets', 'learners', 'metrics', 'run', 'parent_death'),
     },
     'doctor': {'errors', 'environment', 'config', 'storage'},
 }
@@ -114,6 +116,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'storage': {'torch', 'ding', 'dizoo', 'gym', *TREES},
     'buffer': {'redis', 'treevalue', 'dizoo'},
     'checkpoint': {'redis', 'ding', 'dizoo', *TREES},
+    'datasets': {'redis', 'treevalue', 'dizoo'},
     'metrics': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'run': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'learners': {'redis', 'ding', 'dizoo', *TREES},

@@ -27,6 +27,7 @@ REPLACED: Dict[str, str] = {
     'ding.framework.middleware.gae_estimator': 'ding_store.middleware.advantages.gae_estimator',
     'ding.framework.middleware.OffPolicyLearner': 'ding_store.middleware.replay.OffPolicyLearner',
     'ding.framework.middleware.offpolicy_data_fetcher': 'ding_store.middleware.replay.data_fetcher',
+    'ding.framework.middleware.offline_data_fetcher': 'ding_store.middleware.offline.offline_data_fetcher',
     'ding.framework.middleware.CkptSaver': 'the same, plus ding_store.middleware.checkpoint with --checkpoint',
     'ding.config.config.save_config_py': 'the same, in another process (formatting a config takes seconds)',
     'ding.worker.create_buffer': "the buffer of type 'store', for types deque, naive, advanced, episode and sequence",

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import time
 from types import FrameType
-from typing import Iterator, List, Optional
+from typing import Callable, Iterator, List, Optional
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 #: Signals within this time count as one: kernel and shell both send SIGHUP when a terminal is closed.
@@ -34,6 +34,19 @@ def signals_as_interrupt() -> Iterator[None]:
     before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def signals_noted() -> Iterator[Callable[[], bool]]:
+    """Note SIGINT, SIGTERM and SIGHUP instead of ending the block. Give a function that says whether one came."""
+    came: List[int] = []
+    handled = [number for number in (signal.SIGINT, *_SIGNALS) if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in handled}
+    try:
+        yield lambda: bool(came)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -59,7 +59,7 @@ class GradientAverage:
             self._averaged.difference_update(map(id, _parameters_of(optimizer)))
             zero_grad(*args, **kwargs)
 
-        optimizer.step, optimizer.zero_grad = averaged_step, watched_zero_grad  # type: ignore[method-assign]  # type: ignore[assignment]
+        optimizer.step, optimizer.zero_grad = averaged_step, watched_zero_grad  # type: ignore[method-assign,assignment]
 
     def average(self, parameters: Iterable[Parameter]) -> None:
         """

@@ -30,7 +30,7 @@ class StoreKeys(dist.Store):
         self._store, self._prefix = store, prefix
         self._own: Set[str] = set()
 
-    def set(self, key: str, value: bytes) -> None:  # noqa: A003 - torch's name  # type: ignore[override]
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override]  # noqa: A003 - torch's name
         name = self._name_of(key)
         self._own.add(name)
         self._store.put(name, {'value': base64.b64encode(_as_bytes(value)).decode()}, {})

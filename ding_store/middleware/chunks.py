@@ -241,6 +241,22 @@ def num_bytes(entry: Entry, as_elements: bool) -> int:
     return total
 
 
+def meta_of(entries: List[Entry]) -> Optional[Dict[str, int]]:
+    """
+    Return the meta of these chunks' rows: the oldest version of the acting policy that collected them. A process with
+    several policies adds a version for each: ``policy_version/NAME``.
+    """
+    found: Dict[str, int] = {}
+    for header in (entry.header for entry in entries):
+        versions = {'policy_version': header['policy_version']} if 'policy_version' in header else {}
+        several = header.get('policy_versions', {})
+        if len(several) > 1:
+            versions.update({f'policy_version/{name}': version for name, version in several.items()})
+        for key, version in versions.items():
+            found[key] = min(version, found.get(key, version))
+    return found or None
+
+
 def _wrong_header(header: Mapping[str, Any]) -> str:
     """Return why a header is not that of a chunk, or '' if it is."""
     for name in ('rows', 'env_step', 'env_episode'):

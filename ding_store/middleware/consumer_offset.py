@@ -87,7 +87,7 @@ class ConsumerOffset:
             logging.info(f'ding_store: deleting {buffer_.count()} rows of the previous run')
             buffer_.clear()
         elif 'marks' in (buffer_.committed or {}):
-            self._restore(buffer_.committed or {})
+            self.restore(buffer_.committed or {})
 
     def reader(self, store: Store, stream: str, name: str, **options: Any) -> Reader:
         """Return a reader of the stream that starts after the entries taken. ``note`` contains its writers' heads."""
@@ -123,8 +123,10 @@ class ConsumerOffset:
 
     def note(self) -> Optional[Dict[str, Any]]:
         """Return the note to commit with the rows of the entries taken, or None if the offset is not kept."""
-        if self._replay is None:
-            return None
+        return None if self._replay is None else self.state()
+
+    def state(self) -> Dict[str, Any]:
+        """Return the offset as a JSON-able dict, from which ``restore`` continues."""
         self._drop_departed()
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor, chain = (None, '') if self.cursor is None else (list(self.cursor), self.cursor.chain)
@@ -160,7 +162,8 @@ class ConsumerOffset:
         self.num_epochs += self.cursor is None or self.cursor.epoch != entry.id.epoch
         self.cursor = entry.id
 
-    def _restore(self, note: Dict[str, Any]) -> None:
+    def restore(self, note: Dict[str, Any]) -> None:
+        """Continue at the offset that ``state`` returned in another process."""
         self.marks, self.runs = dict(note['marks']), dict(note.get('runs', {}))
         self._heads = note.get('heads', {})
         # Notes of versions before this one name no chain: then the place is known by its number alone.

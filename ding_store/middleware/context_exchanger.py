@@ -31,6 +31,11 @@ def context_exchanger(session: RunSession, skip_n_iter: int = 1, storage_loader:
         - storage_loader: Accepted for compatibility and ignored, because messages carry no payloads.
     """
     if not task.router.is_active:
+        if session.config.record is not None:
+            logging.warning(
+                f'ding_store: store.record ({session.config.record!r}) needs a run with roles. This process has all '
+                'of them, and records nothing'
+            )
         return task.void()
     if len(task.roles) == 0:
         logging.warning('The task does not have any roles defined, the context exchanger will not work.')

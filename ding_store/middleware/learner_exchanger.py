@@ -11,7 +11,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware import learner_ranks
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
@@ -21,9 +21,11 @@ from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of
 from ding_store.middleware.pickled_chunks import is_pickled
 from ding_store.middleware.read_ahead import ReadAhead
+from ding_store.middleware.recorder import RecorderProcess
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
+from ding_store.run.recording import check_one_learner
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import LOOK_EVERY_S, SLICE_S, best_effort
 from ding_store.storage.base import Entry, EntryId
@@ -57,6 +59,7 @@ class LearnerExchanger(Exchanger):
     _recorder: Optional[RunRecorder] = None
     _rank: Optional[LearnerRank] = None  # None: there is one learner
     _stream, _progress = stream_of(0, 1), progress_name_of(0, 1)
+    _recording: Optional[RecorderProcess] = None  # of the experience, with store.record
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
@@ -95,6 +98,9 @@ class LearnerExchanger(Exchanger):
                 self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
+        if self._session.config.record is not None:  # before this learner acks anything
+            check_one_learner(self._session.config.num_learners)
+            self._recording = RecorderProcess(self._session, self._session.config.record)
         self._reader = self._consumer_offset.reader(
             self._session.store,
             self._stream,
@@ -215,11 +221,11 @@ class LearnerExchanger(Exchanger):
             entry = entries[i] = self._consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
                 schema, note = self._decoder.schema(entry), self._consumer_offset.note()
-                push_direct(schema, self._decoder.columns(entry), note, _meta([entry]), narrowed_in(entry))
+                push_direct(schema, self._decoder.columns(entry), note, meta_of([entry]), narrowed_in(entry))
         self._consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
         if filled and self._ingest_plan.replay is not None:
-            self._ingest_plan.replay.meta = _meta(filled)
+            self._ingest_plan.replay.meta = meta_of(filled)
         if filled and push_direct is None:
             self._materialise(ctx, filled)
             return True
@@ -276,6 +282,8 @@ class LearnerExchanger(Exchanger):
             self._taken = []
         if self._recorder is not None:
             self._recorder.write()
+        if self._recording is not None:
+            self._recording.look()
 
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
         """
@@ -334,6 +342,8 @@ class LearnerExchanger(Exchanger):
         self._send(ctx)
         self._send_ack()
         self._session.store.flush()
+        if self._recording is not None:
+            self._recording.wait()
         if self._recorder is not None:
             self._recorder.close()
 
@@ -350,19 +360,3 @@ class LearnerExchanger(Exchanger):
             ChunkWriter(self._session.store, self._stream).write([], header, timeout_s=SLICE_S)
         except (TimeoutError, ServerFull):
             pass  # the stream is full, so its entries wake the thread
-
-
-def _meta(entries: List[Entry]) -> Optional[Dict[str, int]]:
-    """
-    Return the meta of these chunks' rows: the oldest version of the acting policy that collected them. A process with
-    several policies adds a version for each: ``policy_version/NAME``.
-    """
-    found: Dict[str, int] = {}
-    for header in (entry.header for entry in entries):
-        versions = {'policy_version': header['policy_version']} if 'policy_version' in header else {}
-        several = header.get('policy_versions', {})
-        if len(several) > 1:
-            versions.update({f'policy_version/{name}': version for name, version in several.items()})
-        for key, version in versions.items():
-            found[key] = min(version, found.get(key, version))
-    return found or None

@@ -18,6 +18,7 @@ MIDDLEWARE = (
     'gae_estimator',
     'OffPolicyLearner',
     'offpolicy_data_fetcher',
+    'offline_data_fetcher',
     'CkptSaver',
 )
 
@@ -48,6 +49,7 @@ class Pipeline:
     gae_estimator: Callable
     OffPolicyLearner: Callable
     offpolicy_data_fetcher: Callable
+    offline_data_fetcher: Callable
     Checkpointer: Callable
     CkptSaver: Callable
     replay: Callable
@@ -77,6 +79,7 @@ class Pipeline:
         from ding_store.middleware.advantages import gae_estimator
         from ding_store.middleware.checkpoint import checkpointer, ckpt_saver
         from ding_store.middleware.context_exchanger import context_exchanger
+        from ding_store.middleware.offline import offline_data_fetcher
         from ding_store.middleware.replay import OffPolicyLearner, data_fetcher, data_pusher, replay_buffer
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
         from ding_store.run.session import RunSession
@@ -97,6 +100,7 @@ class Pipeline:
         self.data_pusher = functools.partial(data_pusher, config=config)
         self.gae_estimator = gae_estimator
         self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate, session=self.session)
+        self.offline_data_fetcher = offline_data_fetcher
         self.offpolicy_data_fetcher = functools.partial(data_fetcher, collate=config.collate)
 
 

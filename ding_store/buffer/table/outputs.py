@@ -22,7 +22,7 @@ from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
 
 Arrays = Dict[str, Array]
-#: Number of batches of one size that are kept for reuse. A pipeline that holds more gets fresh arrays.
+#: Default number of batches of one size that are kept for reuse. A pipeline that holds more gets fresh arrays.
 MAX_WARM = 8
 #: Number of batch sizes that are kept for reuse.
 MAX_SIZES = 4
@@ -171,10 +171,13 @@ class WarmOutputs:
     Arguments:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element).
         - batch (:obj:`Optional[PlainBatch]`): Builds batches from the arrays.
+        - max_warm (:obj:`int`): Number of batches of one size that are kept for reuse.
     """
 
-    def __init__(self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None) -> None:
-        self._columns, self._batch = dict(columns), batch
+    def __init__(
+        self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None, max_warm: int = MAX_WARM
+    ) -> None:
+        self._columns, self._batch, self._max_warm = dict(columns), batch, max_warm
         self._lock = hold_over_forks(threading.Lock())
         self._warm: OrderedDict[int, List[Output]] = OrderedDict()
         self._row_bytes = sum(map(spec_bytes, self._columns.values()))
@@ -203,7 +206,7 @@ class WarmOutputs:
                     return dict(output.arrays), output
             arrays = {name: self._empty(name, num_rows) for name in self._columns}
             output = Output(arrays, self._batch)
-            if len(warm) < MAX_WARM:
+            if len(warm) < self._max_warm:
                 warm.append(output)
             if len(self._warm) > MAX_SIZES:
                 self._warm.popitem(last=False)

@@ -1,0 +1,43 @@
+"""Names that a recorder and the process that starts it share. Importing this module is cheap."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+
+from ding_store.config import StoreConfig
+from ding_store.errors import ConfigError
+from ding_store.run.members import launch
+
+#: The stream of experience, as ``middleware.exchanger`` names it. That module imports DI-engine.
+STREAM = 'experience'
+#: Recorders have node ids from here on, far above those of other members.
+_FIRST_NODE_ID = 1 << 20
+
+
+def reader_name(path: str) -> str:
+    """Return the name of the reader that records into a directory."""
+    return f'recorder-{_digest(path)}'
+
+
+def node_id(path: str) -> int:
+    """Return the node id of the process that records into a directory. One that is started again has the same."""
+    return _FIRST_NODE_ID + int(_digest(path)[:4], 16)
+
+
+def as_member(config: StoreConfig) -> StoreConfig:
+    """Return the settings with which a recorder joins a run. With a launch of its own, it never claims the run."""
+    return replace(config, launched=launch(config.launched))
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
+
+
+def check_one_learner(num_learners: int) -> None:
+    """Raise ConfigError if a run has several learners: a recorder reads one stream of experience."""
+    if num_learners > 1:
+        raise ConfigError(
+            f'a run with {num_learners} learners cannot be recorded yet. Remove store.record, or use learner=1.'
+        )

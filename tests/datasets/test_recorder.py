@@ -1,0 +1,243 @@
+"""A recorder beside a run: exactly once where it is durable, and skips that are counted where it is not."""
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+from rows import element, numbers
+
+from ding_store.cli import main
+from ding_store.datasets import DataSet, DataSetWriter, episodes_of
+from ding_store.errors import NotEnoughSpace, SchemaMismatch
+from ding_store.middleware.chunks import ChunkWriter
+from ding_store.middleware.recorder import STREAM, Recorder
+from ding_store.run.ending import FINISH
+from ding_store.run.members import STREAM_OPTIONS
+from ding_store.run.recording import reader_name
+from ding_store.storage import open_store
+from ding_store.storage.testing import WAIT_S
+
+HEADER = {'kind': 'trajectories', 'env_step': 1, 'env_episode': 0, 'end_idx': []}
+
+
+class Session:
+    """A run that is over when the stream has been read up to an entry."""
+
+    def __init__(self, recorder, last):
+        self._recorder, self._last = recorder, last
+
+    @property
+    def finished(self):
+        return self._recorder._offset.cursor is not None and self._recorder._offset.cursor.number >= self._last
+
+    def figures(self, **figures):
+        self.reported = figures
+
+
+@contextlib.contextmanager
+def stream(**options):
+    with open_store('memory://', run='recorded', **options) as store:
+        yield store, ChunkWriter(store, STREAM)
+
+
+@pytest.fixture(autouse=True)
+def brief_reads(monkeypatch):
+    """A recorder waits for its thread's present read, in which nothing comes."""
+    monkeypatch.setattr('ding_store.middleware.read_ahead.READ_S', 0.05)
+
+
+def chunk(writer, numbers, version=0, **leaves):
+    elements = [ttorch.Tensor({**dict(element(i).items()), **leaves}) for i in numbers]
+    return writer.write(elements, {**HEADER, 'policy_version': version, 'policy_versions': {'policy': version}})
+
+
+def recorder(store, path, durable=True):
+    return Recorder(store, 'recorded', str(path), durable)
+
+
+def record(store, path, last, durable=True):
+    """Record up to the entry with the number ``last``, as a process that is told to end."""
+    made = recorder(store, path, durable)
+    made.record(Session(made, last))
+    return made
+
+
+def test_rows_metas_and_episodes_of_a_run_are_recorded(tmp_path):
+    with stream() as (store, writer):
+        for version in range(3):
+            last = chunk(writer, range(4 * version, 4 * version + 4), version)
+        made = record(store, tmp_path / 'set', last.number)
+    data = DataSet(tmp_path / 'set')
+    assert numbers(data.columns(range(12))) == list(range(12))
+    assert [meta['policy_version'] for meta in data.metas(range(12))] == [0] * 4 + [1] * 4 + [2] * 4
+    assert made.summary() == f'recorded 12 rows of 3 entries into {tmp_path / "set"}; skipped nothing'
+    assert episodes_of(data).lengths.tolist() == [12]
+
+
+def test_killed_durable_recorder_goes_on_without_a_gap_or_a_double(tmp_path):
+    with stream() as (store, writer):
+        store.register(STREAM, reader_name(str(tmp_path / 'set')))
+        for i in range(5):
+            chunk(writer, [2 * i, 2 * i + 1])
+        killed = recorder(store, tmp_path / 'set')
+        killed._write(killed._ahead.take(3, WAIT_S))
+        killed._writer.flush()
+        killed._write(killed._ahead.take(1, WAIT_S))  # read, and not committed
+        killed._ahead.wake()
+        killed._writer._lock.close()  # as the end of its process does
+        last = chunk(writer, [10, 11])
+        record(store, tmp_path / 'set', last.number)
+        info = store.stream_info(STREAM)
+    data = DataSet(tmp_path / 'set')
+    assert numbers(data.columns(range(len(data)))) == list(range(12))
+    assert len(data.begins()) == 1
+    assert info.readers == {}
+
+
+def test_durable_recorder_acknowledges_only_what_is_committed(tmp_path):
+    with stream() as (store, writer):
+        store.register(STREAM, reader_name(str(tmp_path / 'set')))
+        for i in range(4):
+            chunk(writer, [i])
+        made = recorder(store, tmp_path / 'set')
+        made._writer._commit_s = 1e6
+        for _ in range(2):
+            made._write(made._ahead.take(1, WAIT_S))
+        assert list(store.stream_info(STREAM).readers.values()) == [0]
+        made._writer.flush()
+        made._write([])
+        assert list(store.stream_info(STREAM).readers.values()) == [2]
+        made.close()
+
+
+def test_recorder_that_lags_counts_what_it_skipped(tmp_path):
+    with stream() as (store, writer):
+        store.register(STREAM, 'learner')
+        made = recorder(store, tmp_path / 'set', durable=False)
+        first = chunk(writer, [0])
+        made._write(made._ahead.take(1, WAIT_S))
+        made._ahead.wake()
+        made._ahead._thread.join(WAIT_S)
+        for i in range(1, 5):
+            last = chunk(writer, [i])
+        store.ack(STREAM, 'learner', last)  # the learner is done with them, and the recorder has not read them
+        last = chunk(writer, [5])
+        assert last.number - first.number == 5
+        made._write(made._reader.read(timeout_s=WAIT_S))
+        made.close()
+    assert numbers(DataSet(tmp_path / 'set').columns([0, 1])) == [0, 5]
+    assert 'skipped 4 entries that it was too slow for' in made.summary()
+
+
+def test_steps_around_a_loss_are_no_neighbours(tmp_path):
+    test_recorder_that_lags_counts_what_it_skipped(tmp_path)
+    ids = DataSet(tmp_path / 'set').columns([0, 1])['env_data_id']
+    assert ids[0] != ids[1]
+
+
+def test_foreign_entries_are_skipped_and_counted(tmp_path):
+    with stream() as (store, writer):
+        chunk(writer, [0])
+        store.append(STREAM, {'kind': 'other'}, {'x': np.zeros(3)})
+        last = chunk(writer, [1])
+        made = record(store, tmp_path / 'set', last.number)
+    assert numbers(DataSet(tmp_path / 'set').columns([0, 1])) == [0, 1]
+    assert 'skipped 1 entries that are damaged' in made.summary()
+
+
+def test_frames_that_travel_once_and_as_bytes_are_recorded_exactly(tmp_path):
+    frames = torch.randint(0, 256, (12, 40, 40)).float() / 255
+    steps = [
+        {'obs': frames[i : i + 4].clone(), 'next_obs': frames[i + 1 : i + 5].clone(), 'action': torch.tensor([i])}
+        for i in range(8)
+    ]
+    with stream() as (store, writer):
+        last = writer.write(steps, HEADER)
+        (entry,) = store.read(STREAM)
+        assert set(entry.header['shared']) == {'obs', 'next_obs'}
+        record(store, tmp_path / 'set', last.number)
+    data = DataSet(tmp_path / 'set')
+    assert data.layout.narrow == {'obs', 'next_obs'}
+    for step, found in zip(steps, data.elements(range(8))):
+        for name, leaf in step.items():
+            assert torch.equal(found[name], leaf), name
+
+
+def test_element_with_a_new_leaf_begins_a_new_segment(tmp_path):
+    with stream() as (store, writer):
+        writer.write([{'obs': torch.zeros(2), 'extra': None}], HEADER)
+        last = writer.write([{'obs': torch.zeros(2), 'extra': torch.ones(1)}], HEADER)
+        record(store, tmp_path / 'set', last.number)
+    with pytest.raises(SchemaMismatch, match='segments 000000 and 000001'):
+        DataSet(tmp_path / 'set')
+    assert len(DataSet(tmp_path / 'set', segments=['000001'])) == 1
+
+
+def test_recording_of_another_run_begins_anew(tmp_path):
+    for run in ('one', 'two'):
+        with open_store('memory://', run=run) as store:
+            last = chunk(ChunkWriter(store, STREAM), [0, 1])
+            made = Recorder(store, run, str(tmp_path / 'set'), True)
+            made.record(Session(made, last.number))
+    data = DataSet(tmp_path / 'set')
+    assert data.begins() == [0, 2]
+    assert episodes_of(data).lengths.tolist() == [2, 2]  # both runs number their episodes from 0
+
+
+def test_recorder_stops_at_the_wanted_rows(tmp_path):
+    with stream() as (store, writer):
+        for i in range(4):
+            chunk(writer, [2 * i, 2 * i + 1])
+        made = recorder(store, tmp_path / 'set')
+        made._writer._commit_bytes = 1
+        made.record(SimpleNamespace(finished=False, figures=lambda **figures: None), 3)
+    assert len(DataSet(tmp_path / 'set')) >= 3
+
+
+@pytest.mark.parametrize('durable', [True, False])
+def test_full_disk_ends_the_recorder_and_not_the_run(tmp_path, durable, monkeypatch):
+    with stream() as (store, writer):
+        chunk(writer, [0, 1])
+        made = recorder(store, tmp_path / 'set', durable)
+        made._write(made._ahead.take(1, WAIT_S))
+
+        def full(descriptor, data, offset):
+            raise OSError(28, 'No space left on device')
+
+        monkeypatch.setattr('os.pwrite', full)
+        with pytest.raises(NotEnoughSpace, match='no room for 2 rows'):
+            made.close()
+        monkeypatch.undo()
+        assert store.stream_info(STREAM).readers == {}
+
+
+def test_data_record_of_a_run_that_does_not_run_is_refused(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(['data', 'record', '--run', 'nobody', '--to', str(tmp_path / 'set')]) == 2
+    assert "run 'nobody' is not running" in capsys.readouterr().err
+    assert not (tmp_path / 'set').exists()
+
+
+def test_data_record_command_records_until_the_run_ends(tmp_path, redis_server, capsys):
+    """With the learner's and the collectors' parts played by this test."""
+    where = ['--store', redis_server.url, '--run', 'recorded', '--to', str(tmp_path / 'set')]
+    with open_store(redis_server.url, run='recorded', stream_options=STREAM_OPTIONS) as store:
+        writer = ChunkWriter(store, STREAM)
+        chunk(writer, [0, 1])
+        chunk(writer, [2, 3])
+        assert main(['data', 'record', *where, '--durable', '--rows', '4']) == 0
+        assert f'recorded 4 rows of 2 entries into {tmp_path / "set"}; skipped nothing' in capsys.readouterr().out
+        assert store.stream_info(STREAM).readers == {}
+        with DataSetWriter(str(tmp_path / 'set')):  # as another recorder has it
+            store.register(STREAM, reader_name(str(tmp_path / 'set')))
+            assert main(['data', 'record', *where, '--durable']) == 1
+            assert 'is being written already' in capsys.readouterr().err
+            assert list(store.stream_info(STREAM).readers) == [reader_name(str(tmp_path / 'set'))]
+        store.put(FINISH, {'reason': 'enough', 'failed': False, 'parent': None}, {}, 0)
+        store.forget(STREAM, reader_name(str(tmp_path / 'set')))
+        assert main(['data', 'record', *where]) == 2
+        assert "run 'recorded' has ended: enough" in capsys.readouterr().err
+    assert numbers(DataSet(tmp_path / 'set').columns(range(4))) == [0, 1, 2, 3]
