@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.save_blocks import Blocks
 from ding_store.buffer.table.outputs import Output
@@ -106,6 +108,10 @@ class ElementStore:
         """
         raise SchemaMismatch('the elements are not in columns')
 
+    def widened(self, schema: Schema) -> ElementStore:
+        """Return a store of the same rows for a schema from ``merged``."""
+        raise SchemaMismatch('the elements are not in columns')
+
     def adopt(self, slots: Array, elements: Iterable[Any]) -> Columns:
         """
         Overview:
@@ -132,6 +138,15 @@ class ElementStore:
         return _do_nothing
 
     # Saves and checks.
+
+    def leaving_for(self, num_bytes: int, limit: int) -> Array:
+        """Return the row numbers of the oldest rows that must leave, so that new packets keep a limit of bytes."""
+        return np.empty(0, np.int64)
+
+    @property
+    def packet_bytes(self) -> int:
+        """The size of what elements have outside of columns, if that is known."""
+        return 0
 
     @property
     def num_bytes(self) -> int:

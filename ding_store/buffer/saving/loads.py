@@ -12,8 +12,11 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.stores import new_store
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Names
+from ding_store.errors import SchemaMismatch
 
 
 class Loaded(NamedTuple):
@@ -22,7 +25,8 @@ class Loaded(NamedTuple):
         Loaded elements, ordered by age.
     Arguments:
         - schema (:obj:`Optional[Schema]`): None if the elements are Python objects, or if there are none.
-        - parts (:obj:`Iterator`): Columns of consecutive rows, in chunks. Narrow columns are bytes or float32.
+        - parts (:obj:`Iterator`): Columns of consecutive rows, in chunks. Narrow columns are bytes or float32. Not used
+          if there are objects.
         - narrow (:obj:`Optional[List[str]]`): Columns that can be stored as bytes. If None, the first part decides.
         - objects (:obj:`Optional[Iterable]`): Elements that are not in columns, or their packets, which are whole.
         - metas (:obj:`List`): One per row, or none at all.
@@ -51,6 +55,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
           exceptions from ``parts`` and ``objects``.
     """
     table, metas, sequences = elements.table, elements.metas, elements.sequences
+    loaded = _with_ragged(loaded, elements.ragged)
     rows, slots = loaded.rows, np.arange(len(loaded.rows))
 
     def cleared() -> None:
@@ -70,8 +75,9 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                 sequences.replaced()
 
             try:
-                _fill(columns, loaded)
-                if loaded.objects is not None:
+                if loaded.objects is None:
+                    _fill(columns, loaded)
+                else:
                     _adopt(columns, store, slots, loaded.objects)
                 records = metas.records_of(rows, loaded.metas)
                 sequences.breaks.prepare(loaded.breaks)
@@ -81,6 +87,29 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                     columns.discard()
                     sequences.breaks.take_back()
                 raise
+
+
+def _with_ragged(loaded: Loaded, names: Names) -> Loaded:
+    """
+    Overview:
+        Return the contents in the form that a buffer with these ragged leaves has.
+    Raises:
+        - SchemaMismatch: They cannot have that form.
+    """
+    if not names or not len(loaded.rows):
+        return loaded
+    if loaded.schema is None:
+        raise SchemaMismatch(f'a buffer with ragged leaves {names!r} cannot load elements without a common schema')
+    schema, parts = loaded.schema.with_ragged(names), loaded.parts
+    if loaded.objects is not None or schema == loaded.schema:
+        return loaded._replace(schema=schema)
+
+    def elements() -> Iterator[Any]:
+        for part in parts:
+            narrowed = [name for name in loaded.narrow or () if part[name].dtype == np.uint8]
+            yield from loaded.schema.decode(with_wide_values(part, narrowed))
+
+    return loaded._replace(schema=schema, objects=elements())
 
 
 def _adopt(columns: TableColumns, store: ElementStore, slots: Array, objects: Iterable[Any]) -> None:
