@@ -30,8 +30,9 @@ class MemoryBank:
         numbers work as well. Threads may share a bank.
     Arguments:
         - size (:obj:`int`): The maximum number of elements. The oldest leave when there are more.
-        - max_bytes (:obj:`Optional[int]`): The maximum total size of their arrays. The oldest leave when there are
-          more. None: there is no such limit.
+        - max_bytes (:obj:`Optional[int]`): The maximum total size of their arrays, each element rounded up to 64 bytes.
+          The oldest leave when there are more. New elements need room beside them for a moment. None: there is no
+          such limit.
         - path (:obj:`Optional[str]`): Directory for the bank's files. A later process that opens it continues with its
           elements, even after a kill. None keeps the elements in memory.
         - fsync (:obj:`bool`): Make the files survive power cuts.
@@ -48,6 +49,7 @@ class MemoryBank:
         #: The buffer that holds the elements, for samples with a sampler, saves and views.
         self.buffer = StoreBuffer(size, path=path, fsync=fsync, share_frames=False, ragged='all')
         self._elements = self.buffer._elements
+        self._drop_excess()
 
     @staticmethod
     def open(path: str, mode: str = 'r') -> TableReader:
@@ -86,11 +88,16 @@ class MemoryBank:
 
     def extend(self, elements: Sequence[Any]) -> Array:
         """Add elements together, see ``append``. Return their row numbers ``(n,)``, int64."""
-        if self.max_bytes is None or not len(elements):
-            return self.buffer.extend_elements(elements)
+        num_bytes = 0 if self.max_bytes is None else sum(map(array_bytes, elements))
+        if self.max_bytes is not None and num_bytes > self.max_bytes:
+            raise NotEnoughSpace(
+                f'{len(elements)} new elements have {format_bytes(num_bytes)}, but max_bytes allows '
+                f'{format_bytes(self.max_bytes)}. Use a larger max_bytes, or add fewer at once.'
+            )
         with self.buffer.table.write_lock:
-            self._make_room(elements, self.max_bytes)
-            return self.buffer.extend_elements(elements)
+            rows = self.buffer.extend_elements(elements)
+            self._drop_excess()
+        return rows
 
     def __getitem__(self, row: int) -> Any:
         """Return a copy of an element. Raises RowGone if it is not in the bank."""
@@ -115,8 +122,8 @@ class MemoryBank:
     def update(self, row: int, element: Any) -> None:
         """
         Overview:
-            Replace an element, which may have other lengths. It keeps its row number and its age. ``max_bytes`` is not
-            checked.
+            Replace an element, which may have other lengths. It keeps its row number and its age. The next ``append``
+            checks ``max_bytes``.
         Raises:
             - RowGone: The element is not in the bank.
             - SchemaMismatch, NotEnoughSpace: See ``append``. Nothing changed.
@@ -156,16 +163,9 @@ class MemoryBank:
         """Release memory and files. Files in ``path`` stay for another process."""
         self.buffer.close()
 
-    def _make_room(self, elements: Sequence[Any], max_bytes: int) -> None:
-        """Delete the oldest elements until new ones fit."""
-        num_bytes = sum(map(array_bytes, elements))
-        if num_bytes > max_bytes:
-            raise NotEnoughSpace(
-                f'{len(elements)} new elements have {format_bytes(num_bytes)}, but max_bytes allows '
-                f'{format_bytes(max_bytes)}. Use a larger max_bytes, or add fewer at once.'
-            )
-        self._elements.check_fit(elements) if not len(self) else None
-        leaving = self._elements.store.leaving_for(num_bytes, max_bytes)
+    def _drop_excess(self) -> None:
+        """Delete the oldest elements, if all together exceed ``max_bytes``."""
+        leaving = self._elements.store.rows_beyond(self.max_bytes)
         if len(leaving):
             self._elements.delete(leaving)
 

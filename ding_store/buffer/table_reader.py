@@ -25,7 +25,7 @@ from ding_store.buffer.table.encodings import Column, NarrowColumn
 from ding_store.buffer.table.row_choices import as_rows
 from ding_store.buffer.table.specs import spec_bytes
 from ding_store.columns import Schema
-from ding_store.columns.ragged import lengths_of
+from ding_store.columns.ragged import ragged_lengths
 from ding_store.errors import ConfigError, CorruptPayload, RowGone, SchemaMismatch, StoreTimeout
 
 #: A read that the owner disturbs is repeated for so long.
@@ -83,7 +83,7 @@ class TableReader:
         schema, columns, numbers = self._read(rows, is_padded=True)
         if schema is None:
             raise SchemaMismatch(f'{self.path!r} has no elements yet, so there is no batch')
-        lengths = lengths_of(schema, columns)
+        lengths = ragged_lengths(schema, columns)
         return Batch(schema.decode_batch(columns), numbers, lambda: schema.decode(columns), None, lengths)
 
     def rows(self) -> Array:

@@ -77,7 +77,7 @@ class Items(List[np.ndarray]):
         return np.array([len(each) for each in self], np.int64)
 
 
-def lengths_of(schema: Any, columns: Any) -> Dict[str, np.ndarray]:
+def ragged_lengths(schema: Any, columns: Any) -> Dict[str, np.ndarray]:
     """Return the lengths of the ragged leaves of a schema, by name."""
     return {name: columns[name].lengths for name in schema.ragged} if schema.ragged else _NO_LENGTHS
 

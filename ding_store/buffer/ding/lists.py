@@ -21,7 +21,7 @@ from ding_store.buffer.sequences.group_choice import GroupChoice, IndexedGroupCh
 from ding_store.buffer.table.row_choices import by_indices, by_live_rows, check_sample_arguments, split, to_row
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
-from ding_store.columns.ragged import Names, Ragged, lengths_of
+from ding_store.columns.ragged import Names, Ragged, ragged_lengths
 from ding_store.errors import NotEnoughData, RowGone
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def collated(items: List[BufferedData], ragged: Names = ()) -> Batch:
         schema = Schema.infer(data, ragged=ragged)
         columns, arrays = schema.encode_ragged(data)
         columns.update({name: Ragged.of(arrays[name], *spec) for name, spec in schema.ragged.items()})
-        batch, lengths = schema.decode_batch(columns), lengths_of(schema, columns)
+        batch, lengths = schema.decode_batch(columns), ragged_lengths(schema, columns)
     elif isinstance(data[0], ttorch.Tensor):
         batch = ttorch_collate(data)
     else:

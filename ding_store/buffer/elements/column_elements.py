@@ -69,9 +69,6 @@ class ColumnElements(ElementStore):
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         self._table.update(rows, self.schema.encode([element]))
 
-    def widened(self, schema: Schema) -> ColumnElements:
-        return ColumnElements(self._table, schema)
-
     def merged(self, schema: Schema) -> Schema:
         merged, known = self.schema.merge(schema), self._columns.specs
         for name, (dtype, shape) in merged.columns().items() if merged != self.schema else ():

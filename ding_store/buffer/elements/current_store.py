@@ -95,7 +95,7 @@ class CurrentStore:
         """Extend the columns to those of a schema that was merged with the present one."""
         if schema == self.store.schema:
             return
-        store, known = self.store.widened(schema), self._table.columns.specs
+        store, known = self.store.widened(schema) or new_store(self._table, schema), self._table.columns.specs
         added = {name: spec for name, spec in store.specs.items() if name not in known}
         wider = {name: spec for name, spec in store.specs.items() if known.get(name, spec) != spec}
         with self.changing_to(store) as become:
@@ -134,6 +134,7 @@ class CurrentStore:
 def _has_ragged(schema: Schema, names: Names) -> bool:
     """Return whether exactly these leaves of a schema are ragged."""
     try:
-        return schema.with_ragged(names) == schema and (names == ALL or set(names) == set(schema.ragged))
+        # A leaf that is None so far may be ragged later.
+        return schema.with_ragged(names) == schema and (names == ALL or set(schema.ragged) <= set(names))
     except SchemaMismatch:
         return False

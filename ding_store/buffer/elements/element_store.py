@@ -108,9 +108,9 @@ class ElementStore:
         """
         raise SchemaMismatch('the elements are not in columns')
 
-    def widened(self, schema: Schema) -> ElementStore:
-        """Return a store of the same rows for a schema from ``merged``."""
-        raise SchemaMismatch('the elements are not in columns')
+    def widened(self, schema: Schema) -> Optional[ElementStore]:
+        """Return a store for a schema from ``merged`` that shares a file with this one. None if no file is shared."""
+        return None
 
     def adopt(self, slots: Array, elements: Iterable[Any]) -> Columns:
         """
@@ -139,8 +139,8 @@ class ElementStore:
 
     # Saves and checks.
 
-    def leaving_for(self, num_bytes: int, limit: int) -> Array:
-        """Return the row numbers of the oldest rows that must leave, so that new packets keep a limit of bytes."""
+    def rows_beyond(self, max_bytes: Optional[int]) -> Array:
+        """Return the row numbers of the oldest rows that must leave, so that packets have at most so many bytes."""
         return np.empty(0, np.int64)
 
     @property

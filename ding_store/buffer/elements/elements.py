@@ -35,7 +35,7 @@ from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
-from ding_store.columns.ragged import Names, lengths_of
+from ding_store.columns.ragged import Names, ragged_lengths
 from ding_store.errors import SchemaMismatch
 
 Choose = Callable[[RowIndex], Array]
@@ -140,7 +140,7 @@ class Elements:
         batch = output.batch()
         if batch is None:
             batch = schema.decode_batch(columns)
-        return rows, batch, lambda: schema.decode(columns), lengths_of(schema, columns)
+        return rows, batch, lambda: schema.decode(columns), ragged_lengths(schema, columns)
 
     def read_unrolled(self, choose: Choose) -> Tuple[Array, Any]:
         """Read elements that are sequences themselves. Return row numbers, and what ``take_steps`` returned."""

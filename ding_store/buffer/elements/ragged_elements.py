@@ -114,9 +114,8 @@ class RaggedElements(ColumnElements):
         """The size of all packets of live rows."""
         return self._packets.used_bytes
 
-    def leaving_for(self, num_bytes: int, limit: int) -> Array:
-        """Return the row numbers of the oldest rows, so many that ``num_bytes`` more bytes keep the limit."""
-        excess = self._packets.used_bytes + num_bytes - limit
+    def rows_beyond(self, max_bytes: Optional[int]) -> Array:
+        excess = 0 if max_bytes is None else self._packets.used_bytes - max_bytes
         if excess <= 0:
             return np.empty(0, np.int64)
         index = self._table.index

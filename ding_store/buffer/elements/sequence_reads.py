@@ -13,7 +13,7 @@ from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch, in_steps, sequence_batch
 from ding_store.buffer.sequences.states import States
 from ding_store.columns import Schema
-from ding_store.columns.ragged import Ragged, lengths_of
+from ding_store.columns.ragged import Ragged, ragged_lengths
 
 
 class Episodes(NamedTuple):
@@ -52,7 +52,7 @@ def read_sequences(
         steps = schema.decode(columns)
         return [steps[place::size] for place in range(size)]
 
-    lengths = {name: each.reshape(length, size) for name, each in lengths_of(schema, columns).items()}
+    lengths = {name: each.reshape(length, size) for name, each in ragged_lengths(schema, columns).items()}
     return rows.reshape(length, size), data, decode, lengths
 
 
@@ -84,7 +84,7 @@ def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], A
         steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()
         return [steps[end - length : end] for end, length in zip(ends, lengths.tolist())]
 
-    leaf_lengths = {name: each.reshape(longest, size) for name, each in lengths_of(schema, padded).items()}
+    leaf_lengths = {name: each.reshape(longest, size) for name, each in ragged_lengths(schema, padded).items()}
     return Episodes(data, lengths, torch.from_numpy(is_there.astype(np.float32)), rows, decode, leaf_lengths)
 
 

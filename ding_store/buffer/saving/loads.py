@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.narrowing import candidates
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.columns import Schema
 from ding_store.columns.ragged import Names
 from ding_store.errors import SchemaMismatch
@@ -76,7 +77,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
 
             try:
                 if loaded.objects is None:
-                    _fill(columns, loaded)
+                    _fill(columns, loaded, store.specs)
                 else:
                     _adopt(columns, store, slots, loaded.objects)
                 records = metas.records_of(rows, loaded.metas)
@@ -96,8 +97,10 @@ def _with_ragged(loaded: Loaded, names: Names) -> Loaded:
     Raises:
         - SchemaMismatch: They cannot have that form.
     """
-    if not names or not len(loaded.rows):
+    if not names:
         return loaded
+    if not len(loaded.rows):
+        return loaded._replace(schema=None, objects=None)
     if loaded.schema is None:
         raise SchemaMismatch(f'a buffer with ragged leaves {names!r} cannot load elements without a common schema')
     schema, parts = loaded.schema.with_ragged(names), loaded.parts
@@ -119,11 +122,11 @@ def _adopt(columns: TableColumns, store: ElementStore, slots: Array, objects: It
     columns.fill(0, store.adopt(slots, objects))
 
 
-def _fill(columns: TableColumns, loaded: Loaded) -> None:
-    """Write all parts to the columns."""
+def _fill(columns: TableColumns, loaded: Loaded, specs: Mapping[str, ColumnSpec]) -> None:
+    """Write all parts to columns of these specs."""
     if loaded.schema is None:
         return
-    specs, parts = loaded.schema.columns(), loaded.parts
+    parts = loaded.parts
     first = next(parts, None)
     columns.add(specs, candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
     columns.reserve(len(loaded.rows))

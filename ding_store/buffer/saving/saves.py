@@ -443,6 +443,8 @@ class PackedSave(Save):
         Raises:
             - CorruptPayload: A packet is damaged.
         """
+        if not len(self._lengths):
+            return
         heads = [self._head(number) for number in range(len(self._lengths))]
         starts = [
             offset + 24 * len(head[1]) + np.cumsum(head[1]) - head[1] for offset, head in zip(self._offsets, heads)
