@@ -268,7 +268,9 @@ class StoreBuffer(Buffer):
         options: Dict[str, Any] = {'replace': True} if replace else {}
         if sample_range is not None:
             options['sample_range'] = sample_range
-        return collated(self.sample(size=size, **options), self._elements.ragged)  # By keyword: a middleware may have another first argument.
+        return collated(
+            self.sample(size=size, **options), self._elements.ragged
+        )  # By keyword: a middleware may have another first argument.
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """

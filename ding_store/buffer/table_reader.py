@@ -125,7 +125,10 @@ class TableReader:
 
     def _read(self, rows: Any, is_padded: bool) -> Any:
         """Return the schema, the columns of these rows, and their numbers."""
-        wanted, deadline = as_rows(np.asarray(rows, np.int64) if not len(rows) else rows), time.monotonic() + _PATIENCE_S
+        wanted, deadline = (
+            as_rows(np.asarray(rows, np.int64) if not len(rows) else rows),
+            time.monotonic() + _PATIENCE_S,
+        )
         while True:
             files = self._current()
             slots, found = files.find(wanted)
@@ -140,8 +143,8 @@ class TableReader:
                 return files.schema, copied.columns, wanted
             if time.monotonic() > deadline:
                 raise StoreTimeout(
-                    f'rows of {self.path!r} could not be read within {_PATIENCE_S:g} s, because they kept changing or an '
-                    'update was interrupted. Open the table in its owner, which completes the update.'
+                    f'rows of {self.path!r} could not be read within {_PATIENCE_S:g} s, because they kept changing or '
+                    'an update was interrupted. Open the table in its owner, which completes the update.'
                 )
 
     def _check(self, files: _Files, rows: Array, copied: _Copied) -> None:
@@ -271,11 +274,8 @@ class _Files:
     def _column(self, column: StoredColumn) -> Column:
         spec = np.dtype(column.dtype), tuple(column.shape)
         num_bytes = spec_bytes(spec) * self._header.capacity
-        if num_bytes:
-            array = np.frombuffer(self._mapped(column.file, num_bytes), spec[0])
-        else:
-            array = np.zeros(0, spec[0])
-        array = array.reshape(self._header.capacity, *spec[1])
+        data: Any = self._mapped(column.file, num_bytes) if num_bytes else b''
+        array = np.frombuffer(data, spec[0]).reshape(self._header.capacity, *spec[1])
         return Column(array) if column.encoding is None else NarrowColumn(array)
 
     def _mapped(self, name: str, num_bytes: int) -> mmap.mmap:

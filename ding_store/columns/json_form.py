@@ -11,7 +11,7 @@ from ding_store.errors import SchemaMismatch
 
 from .leaves import LEAF_KINDS, PYTHON_DTYPES, TENSOR_DTYPES
 from .nodes import MAPPING_KINDS, NOTHING, TREE_KINDS, Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled
-from .ragged import ANY
+from .ragged import ANY, ragged_leaves
 
 
 def to_json(node: Node) -> List[Any]:
@@ -93,7 +93,9 @@ def _read_optional(data: Any) -> Optional:
 
 def _read_unrolled(length: int, item: Any) -> Unrolled:
     _expect(type(length) is int and length >= 2, 'impossible length', length)
-    return Unrolled(length, _read(item))
+    node = _read(item)
+    _expect(not ragged_leaves(node), 'ragged leaves in a list', item)
+    return Unrolled(length, node)
 
 
 _READERS: Dict[str, Callable[..., Node]] = {

@@ -66,7 +66,9 @@ class Schema:
         """
         if not len(elements):
             raise NotColumnar('a schema is inferred from at least one element, not from none')
-        root = merge_all([with_ragged(_root_of(element), ragged) if ragged else _root_of(element) for element in elements])
+        root = merge_all(
+            [with_ragged(_root_of(element), ragged) if ragged else _root_of(element) for element in elements]
+        )
         check_names(root, ragged)
         if not may_be_empty and not leaf_names(root):
             raise refusal(elements[0], '', 'it contains no array')
@@ -264,10 +266,13 @@ class Schema:
         if not isinstance(data, dict) or data.get('format') not in (FORMAT, FORMAT_OF_RAGGED):
             raise SchemaMismatch(f'not a schema of format {FORMAT} or {FORMAT_OF_RAGGED}: {short(data)}')
         try:
-            return cls(from_json(data.get('element')))
+            made = cls(from_json(data.get('element')))
         except (ValueError, OverflowError, MemoryError) as e:
             # numpy raises these for dimensions that no array can have.
             raise SchemaMismatch(f'not a schema of an element: {short(data)} ({e})') from e
+        if bool(made.ragged) != (data['format'] == FORMAT_OF_RAGGED):
+            raise SchemaMismatch(f'not a schema of an element: {short(data)} (a shape is that of another format)')
+        return made
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
         blocks: List[Block] = []

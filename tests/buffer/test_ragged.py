@@ -102,7 +102,7 @@ def test_ragged_batch_of_each_sampler_is_padded(name: str, prefetch: int) -> Non
     buffer = filled(30, 50, sampler=make(), prefetch=prefetch)
     for step in range(4):
         batch = buffer.sample_batch(5)
-        check_ragged_batch(batch, [row for row in batch.rows.tolist()])
+        check_ragged_batch(batch, batch.rows.tolist())
         buffer.push(ragged(50 + step))
     buffer.close()
 
@@ -203,7 +203,9 @@ def test_patch_changes_fixed_leaves_and_refuses_ragged_ones() -> None:
 def test_varying_shape_names_the_option() -> None:
     buffer = StoreBuffer(5)
     buffer.push(ragged(1))
-    with pytest.raises(SchemaMismatch, match=r"'obs/units': expected float32 \(7, 3\), got float32 \(14, 3\)\. .*ragged=") as e:
+    with pytest.raises(
+        SchemaMismatch, match=r"'obs/units': expected float32 \(7, 3\), got float32 \(14, 3\)\. .*ragged="
+    ) as e:
         buffer.push(ragged(2))
     assert "ragged=('obs/units',)" in str(e.value)
     with pytest.raises(SchemaMismatch, match="ragged='all'"):
@@ -330,9 +332,13 @@ def test_ragged_rows_are_never_torn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ragged_push_on_a_full_disk_changes_nothing(small_disk: Path) -> None:
     buffer = StoreBuffer(2000, path=str(small_disk / 'kept'), ragged='all')
-    with pytest.raises(NotEnoughSpace, match='packed'):
+
+    def fill() -> None:
         for i in range(2000):
             buffer.push({'x': torch.full((1000 + i,), i)})
+
+    with pytest.raises(NotEnoughSpace, match='packed'):
+        fill()
     pushed = buffer.count()
     assert 100 < pushed < 2000
     with pytest.raises(NotEnoughSpace):

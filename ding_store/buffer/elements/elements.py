@@ -129,9 +129,7 @@ class Elements:
         rows, gathered = self.table.read(choose, self._gather, self.store.is_in_memory)
         return (rows, *gathered)
 
-    def read_batch(
-        self, choose: Choose
-    ) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]], Mapping[str, Array]]:
+    def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]], Mapping[str, Array]]:
         """
         Read one decoded batch. Return row numbers, the batch, a function that makes its elements, and the lengths of
         ragged leaves.

@@ -129,9 +129,9 @@ class WarmBytes:
         """Return at least so many bytes, with undefined contents."""
         with self._lock:
             for place in range(len(self._warm)):
-                if num_bytes <= self._warm[place].nbytes <= 4 * num_bytes + (1 << 16):
-                    if getrefcount(self._warm[place]) == self._num_references:
-                        return self._warm[place]
+                is_fit = num_bytes <= self._warm[place].nbytes <= 4 * num_bytes + (1 << 16)
+                if is_fit and getrefcount(self._warm[place]) == self._num_references:
+                    return self._warm[place]
             made = aligned((num_bytes + num_bytes // 8,), np.uint8)
             free = [i for i in range(len(self._warm)) if getrefcount(self._warm[i]) == self._num_references]
             if free and len(self._warm) == _MAX_WARM:

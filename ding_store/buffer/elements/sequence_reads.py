@@ -38,8 +38,8 @@ def read_sequences(
     elements: Elements, choose: Choose, length: int
 ) -> Tuple[Array, SequenceBatch, Callable[[], List[List[Any]]], Mapping[str, Array]]:
     """
-    Read slots chosen step by step ``(length * B,)``: rows ``(length, B)``, a time-major batch, elements, and the lengths
-    of ragged leaves.
+    Read slots chosen step by step ``(length * B,)``. Return rows ``(length, B)``, a time-major batch, elements, and the
+    lengths of ragged leaves.
     """
     rows, schema, columns, output = elements.gather(choose)
     tree = output.batch(length)

@@ -151,7 +151,11 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         metas, objects = saved.extras()
         metas, objects = _by_place(metas, len(saved.rows)), objects and list(objects)
         schema = None if saved.schema is None else Schema.from_json(saved.schema)
-        if schema is not None and not saved.is_packed and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
+        if (
+            schema is not None
+            and not saved.is_packed
+            and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs
+        ):
             raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
     except (StoreError, OSError):
         raise
