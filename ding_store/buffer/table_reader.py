@@ -114,13 +114,16 @@ class TableReader:
 
     def _current(self) -> _Files:
         """Return the files of the present header."""
+        deadline = time.monotonic() + _PATIENCE_S
         while self._files is None or not self._files.is_current():
             try:
                 self._files = _Files(self.path)
-            except FileNotFoundError:
-                # The owner replaced the header meanwhile, and removed what the old one named.
+            except FileNotFoundError as e:
                 if not os.path.exists(os.path.join(self.path, 'header')):
                     raise no_table(self.path) from None
+                # Usually the owner replaced the header meanwhile, and removed what the old one named.
+                if time.monotonic() > deadline:
+                    raise CorruptPayload(f'{e.filename!r} is missing. Restore the directory from a copy.') from e
         return self._files
 
     def _read(self, rows: Any, is_padded: bool) -> Any:

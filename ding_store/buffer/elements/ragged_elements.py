@@ -58,8 +58,7 @@ class RaggedElements(ColumnElements):
         return RaggedElements(self._table, schema, self._packets)
 
     def take(self, slots: Array, is_warm: bool = True) -> Make:
-        arrays = self._outputs.gather(*self._sources(slots))[0] if is_warm else self._columns.take(slots)
-        columns = {**arrays, **self._layout.rows(*self._sound_items(slots, arrays))}
+        columns = self._copy(slots, is_warm)
         return lambda: self.schema.decode(columns)
 
     def gather(self, slots: Array) -> Tuple[Schema, Columns, Output]:
@@ -133,7 +132,7 @@ class RaggedElements(ColumnElements):
 
     def saved_packets(self, rows: Array) -> Tuple[Array, List[Packet]]:
         """Return those of these rows that are live, and each as one packet: its columns, and its ragged leaves."""
-        found, columns = self._table.read(by_live_rows(rows), lambda slots: self.gather(slots)[1], is_all=False)
+        found, columns = self._table.read(by_live_rows(rows), self._copy, is_all=False)
         ragged = {name: columns[name].rows for name in self.schema.ragged}
         fixed = {name: columns[name].lengths if name in ragged else columns[name] for name in self.schema.columns()}
         packets = []
@@ -142,6 +141,11 @@ class RaggedElements(ColumnElements):
             parts += [bytes_of(values[place]) for values in ragged.values()]
             packets.append(packet_of(np.concatenate(parts)))
         return found, packets
+
+    def _copy(self, slots: Array, is_warm: bool = True) -> Dict[str, Any]:
+        """Copy the columns of these slots, with ragged leaves that are not padded."""
+        arrays = self._outputs.gather(*self._sources(slots))[0] if is_warm else self._columns.take(slots)
+        return {**arrays, **self._layout.rows(*self._sound_items(slots, arrays))}
 
     def _sources(self, slots: Array) -> Tuple[Any, Array, Any]:
         columns, cold = self._columns.sources
