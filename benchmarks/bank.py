@@ -41,6 +41,9 @@ class Ours:
     def append(self, number: int, value: np.ndarray) -> None:
         self.bank.append({'value': value})
 
+    def extend(self, first: int, values: List[np.ndarray]) -> None:
+        self.bank.extend([{'value': value} for value in values])
+
     def gather(self, numbers: np.ndarray) -> Any:
         return self.bank.gather(numbers)
 
@@ -55,7 +58,18 @@ class Padded(Ours):
         return self.bank.gather_batch(numbers).data
 
 
-class DictOfArrays:
+class Peer:
+    """Base of the peers, which append elements one by one."""
+
+    def append(self, number: int, value: np.ndarray) -> None:
+        raise NotImplementedError(f'{type(self).__name__} must override append')
+
+    def extend(self, first: int, values: List[np.ndarray]) -> None:
+        for number, value in enumerate(values, first):
+            self.append(number, value)
+
+
+class DictOfArrays(Peer):
     """A dict of numpy arrays. A gather copies them."""
 
     def __init__(self, size: int, path: Optional[str] = None) -> None:
@@ -73,7 +87,7 @@ class DictOfArrays:
         self._arrays.clear()
 
 
-class DiskCache:
+class DiskCache(Peer):
     """diskcache, without eviction of its own."""
 
     def __init__(self, size: int, path: Optional[str] = None) -> None:
@@ -93,8 +107,8 @@ class DiskCache:
         self._cache.close()
 
 
-class Lmdb:
-    """lmdb, with one transaction per append and without waits for the disk."""
+class Lmdb(Peer):
+    """lmdb, with one transaction per call and without waits for the disk."""
 
     def __init__(self, size: int, path: Optional[str] = None) -> None:
         import lmdb
@@ -103,10 +117,14 @@ class Lmdb:
         self._env = lmdb.open(path, map_size=1 << 34, sync=False, metasync=False, writemap=True, map_async=True)
 
     def append(self, number: int, value: np.ndarray) -> None:
+        self.extend(number, [value])
+
+    def extend(self, first: int, values: List[np.ndarray]) -> None:
         with self._env.begin(write=True) as transaction:
-            transaction.put(number.to_bytes(8, 'big'), value.data)
-            if number >= self._size:
-                transaction.delete((number - self._size).to_bytes(8, 'big'))
+            for number, value in enumerate(values, first):
+                transaction.put(number.to_bytes(8, 'big'), value.data)
+                if number >= self._size:
+                    transaction.delete((number - self._size).to_bytes(8, 'big'))
 
     def gather(self, numbers: np.ndarray) -> Any:
         with self._env.begin(buffers=True) as transaction:
@@ -169,12 +187,13 @@ def measure(name: str, low: int, high: int, num_bytes: int, budget_s: float, scr
 
 def copy_limit(values: List[np.ndarray], chosen: np.ndarray, budget_s: float) -> Figures:
     """Return seconds per element of copies to memory that was used before: for a gather, and for an append."""
-    warm = [np.empty(max(map(len, values)), np.uint8) for _ in range(BATCH)]
+    # Two batches in turn, as in a loop that holds the last one.
+    warm = [np.empty(max(map(len, values)), np.uint8) for _ in range(2 * BATCH)]
     area = np.zeros(sum(map(len, values)), np.uint8)
     places = np.cumsum([0, *map(len, values)]).tolist()
 
     def gather(i: int) -> None:
-        for place, number in enumerate(chosen[i % len(chosen)].tolist()):
+        for place, number in enumerate(chosen[i % len(chosen)].tolist(), i % 2 * BATCH):
             value = values[number]
             warm[place][: len(value)] = value
 
@@ -182,7 +201,8 @@ def copy_limit(values: List[np.ndarray], chosen: np.ndarray, budget_s: float) ->
         number = i % len(values)
         area[places[number] : places[number + 1]] = values[number]
 
-    return {'gather_s': _mean(timed(gather, budget_s)) / BATCH, 'append_s': _mean(timed(append, budget_s))}
+    appends = _mean(timed(append, budget_s))
+    return {'gather_s': _mean(timed(gather, budget_s)) / BATCH, 'append_s': appends, 'extend_s': appends}
 
 
 def _measure(made: Any, values: List[np.ndarray], chosen: np.ndarray, budget_s: float) -> Figures:
@@ -203,7 +223,16 @@ def _measure(made: Any, values: List[np.ndarray], chosen: np.ndarray, budget_s: 
             made.append(count, values[count % len(values)])
             count += 1
 
-        return {'gather_s': _mean(gathers) / BATCH, 'append_s': _mean(timed(append, budget_s))}
+        appends = timed(append, budget_s)
+
+        def extend(i: int) -> None:
+            nonlocal count
+            first = i * BATCH % (len(values) - BATCH + 1)
+            made.extend(count, values[first : first + BATCH])
+            count += BATCH
+
+        extends = timed(extend, budget_s)
+        return {'gather_s': _mean(gathers) / BATCH, 'append_s': _mean(appends), 'extend_s': _mean(extends) / BATCH}
     finally:
         made.close()
 
@@ -295,14 +324,15 @@ def render(result: Figures) -> str:
     for name, figures in result['sizes'].items():
         copy = figures['memcpy']
         lines.append(f'{name}: {figures["elements"]} elements of {figures["mean_bytes"] / 1000:.0f} KB on average')
-        lines.append(f'  {"":26}{"gather":>12}{"of memcpy":>11}{"beyond it":>12}{"append":>12}')
+        lines.append(f'  {"":26}{"gather":>12}{"of memcpy":>11}{"beyond it":>12}{"append":>12}{"append 64":>12}')
         lines.append(f'  {"memcpy":26}{_us(copy["gather_s"])}{1:11.2f}{_us(0)}{_us(copy["append_s"])}')
         for kind, each in figures['kinds'].items():
             if 'left_out' in each:
                 lines.append(f'  {kind:26}left out: {each["left_out"]}')
                 continue
             ratio, beyond = copy['gather_s'] / each['gather_s'], each['gather_s'] - copy['gather_s']
-            lines.append(f'  {kind:26}{_us(each["gather_s"])}{ratio:11.2f}{_us(beyond)}{_us(each["append_s"])}')
+            gathers = f'{_us(each["gather_s"])}{ratio:11.2f}{_us(beyond)}'
+            lines.append(f'  {kind:26}{gathers}{_us(each["append_s"])}{_us(each["extend_s"])}')
         lines.append('')
     readers = result['readers']
     copies = readers['pss_bytes'] / readers['bank_bytes']

@@ -84,16 +84,16 @@ class MemoryBank:
             - SchemaMismatch: The element differs from those before it in more than lengths. Nothing changed.
             - NotEnoughSpace: The disk is full, or the element is larger than ``max_bytes``. Nothing changed.
         """
-        return int(self.extend([element])[0])
+        self._check_size([element])
+        with self.buffer.table.write_lock:
+            row = self._elements.push(element)[0]
+            if self.max_bytes is not None:
+                self._drop_excess()
+        return row
 
     def extend(self, elements: Sequence[Any]) -> Array:
         """Add elements together, see ``append``. Return their row numbers ``(n,)``, int64."""
-        num_bytes = 0 if self.max_bytes is None else sum(map(array_bytes, elements))
-        if self.max_bytes is not None and num_bytes > self.max_bytes:
-            raise NotEnoughSpace(
-                f'{len(elements)} new elements have {format_bytes(num_bytes)}, but max_bytes allows '
-                f'{format_bytes(self.max_bytes)}. Use a larger max_bytes, or add fewer at once.'
-            )
+        self._check_size(elements)
         with self.buffer.table.write_lock:
             rows = self.buffer.extend_elements(elements)
             self._drop_excess()
@@ -113,7 +113,7 @@ class MemoryBank:
             - RowGone: An element has left, was deleted, or never existed.
             - CorruptPayload: An element was damaged. The message names its row.
         """
-        return self._elements.read(by_rows(np.asarray(rows))).elements
+        return self._elements.read_elements(by_rows(np.asarray(rows)))
 
     def gather_batch(self, rows: Any) -> Batch:
         """Return one collated batch of elements, padded to the longest. Raises the same errors as ``gather``."""
@@ -162,6 +162,17 @@ class MemoryBank:
     def close(self) -> None:
         """Release memory and files. Files in ``path`` stay for another process."""
         self.buffer.close()
+
+    def _check_size(self, elements: Sequence[Any]) -> None:
+        """Raise NotEnoughSpace if elements are larger than ``max_bytes`` together."""
+        if self.max_bytes is None:
+            return
+        num_bytes = sum(map(array_bytes, elements))
+        if num_bytes > self.max_bytes:
+            raise NotEnoughSpace(
+                f'{len(elements)} new elements have {format_bytes(num_bytes)}, but max_bytes allows '
+                f'{format_bytes(self.max_bytes)}. Use a larger max_bytes, or add fewer at once.'
+            )
 
     def _drop_excess(self) -> None:
         """Delete the oldest elements, if all together exceed ``max_bytes``."""

@@ -92,6 +92,7 @@ class ElementStore:
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """
         Return a function that writes one element into a slot and cannot fail. Return None if ``prepare`` must do it.
+        ``give_back`` follows if the element gets no slot.
         """
         return None
 

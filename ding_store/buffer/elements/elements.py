@@ -119,6 +119,11 @@ class Elements:
         )
         return Read(rows, make(), metas)
 
+    def read_elements(self, choose: Choose) -> List[Any]:
+        """Read elements like ``read``, without their metas."""
+        make = self.table.read(choose, lambda slots: self.current.store.take(slots), is_all=self.store.is_in_memory)[1]
+        return make()
+
     def gather(self, choose: Choose) -> Tuple[Array, Schema, Columns, Output]:
         """
         Overview:
@@ -203,7 +208,11 @@ class Elements:
             self.table.check_open()
             write = self.current.store.writing(element) if meta is None else None
             if write is not None:
-                slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+                try:
+                    slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+                except BaseException:
+                    finish(self.store.give_back)
+                    raise
             else:
                 rows, slots = self._add([element], None if meta is None else [meta])
                 row = int(rows[0])

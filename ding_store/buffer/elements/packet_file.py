@@ -185,13 +185,29 @@ class PacketFile(RowListener):
         return found
 
     def published(self, slots: Array) -> None:
-        columns = self._table.columns
-        if PLACE in columns:
-            sizes = _aligned(columns.read(BYTES, slots))
-            self._held[:, slots] = columns.read(PLACE, slots), sizes
-            self.used_bytes += int(sizes.sum())
+        columns = self._table.columns.current
+        if PLACE not in columns:
+            return
+        if len(slots) == 1:
+            # Each append runs this. Operations on arrays take several times as long.
+            slot = slots.item(0)
+            size = -(-columns[BYTES].stored.item(slot) // _ALIGNMENT) * _ALIGNMENT
+            self._held[0, slot], self._held[1, slot] = columns[PLACE].stored.item(slot), size
+            self.used_bytes += size
+            return
+        sizes = _aligned(columns[BYTES].read(slots))
+        self._held[:, slots] = columns[PLACE].read(slots), sizes
+        self.used_bytes += int(sizes.sum())
 
     def removed(self, slots: Array) -> None:
+        if len(slots) == 1:
+            slot = slots.item(0)
+            place, size = self._held.item(0, slot), self._held.item(1, slot)
+            if size:
+                self._extents.free(place, size)
+                self.used_bytes -= size
+                self._held[0, slot] = self._held[1, slot] = 0
+            return
         for place, size in self._held[:, slots].T.tolist():
             if size:
                 self._extents.free(place, size)

@@ -76,7 +76,20 @@ class RaggedElements(ColumnElements):
         return lambda slots: self._columns.store(slots, stored)
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
-        return None
+        if self.file is not None or self._columns.is_encoded:
+            return None
+        try:
+            columns, items = self.schema.encode_ragged([element])
+        except SchemaMismatch:
+            return None
+        values = {**columns, **self._write(items, 1)}
+        stored = self._columns.current
+
+        def write(slot: int) -> None:
+            for name, value in values.items():
+                stored[name].stored[slot] = value[0]
+
+        return write
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         columns, items = self.schema.encode_ragged([element])
