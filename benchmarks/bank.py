@@ -153,10 +153,11 @@ def main(megabytes: float, budget_s: float, directory: Optional[str], json_path:
     result: Figures = {'megabytes': megabytes, 'sizes': {}, 'busy_cores': busy_cores()}
     with _scratch(directory) as scratch:
         for name, (low, high) in SIZES.items():
-            result['sizes'][name] = measure(name, low, high, int(megabytes * 1e6), budget_s, scratch)
+            figures = result['sizes'][name] = measure(name, low, high, int(megabytes * 1e6), budget_s, scratch)
+            show(render(name, figures))
         say('readers')
         result['readers'] = measure_readers(int(megabytes * 1e6), scratch)
-    show(render(result))
+    show('\n'.join([render_readers(result['readers']), *others(result['busy_cores'])]))
     if json_path is not None:
         Path(json_path).write_text(json.dumps(result, indent=1))
     return 0
@@ -318,33 +319,34 @@ class _Reader:
             os.read(asked, 1)
 
 
-def render(result: Figures) -> str:
-    """Return the tables."""
-    lines = []
-    for name, figures in result['sizes'].items():
-        copy = figures['memcpy']
-        lines.append(f'{name}: {figures["elements"]} elements of {figures["mean_bytes"] / 1000:.0f} KB on average')
-        lines.append(f'  {"":26}{"gather":>12}{"of memcpy":>11}{"beyond it":>12}{"append":>12}{"append 64":>12}')
-        lines.append(f'  {"memcpy":26}{_us(copy["gather_s"])}{1:11.2f}{_us(0)}{_us(copy["append_s"])}')
-        for kind, each in figures['kinds'].items():
-            if 'left_out' in each:
-                lines.append(f'  {kind:26}left out: {each["left_out"]}')
-                continue
-            ratio, beyond = copy['gather_s'] / each['gather_s'], each['gather_s'] - copy['gather_s']
-            gathers = f'{_us(each["gather_s"])}{ratio:11.2f}{_us(beyond)}'
-            lines.append(f'  {kind:26}{gathers}{_us(each["append_s"])}{_us(each["extend_s"])}')
-        lines.append('')
-    readers = result['readers']
+def render(name: str, figures: Figures) -> str:
+    """Return the table of one kind of sizes."""
+    copy = figures['memcpy']
+    head = f'{"gather":>12}{"of memcpy":>11}{"beyond it":>12}{"append":>12}{f"append {BATCH}":>12}'
+    lines = [f'{name}: {figures["elements"]} elements of {figures["mean_bytes"] / 1000:.0f} KB on average']
+    lines.append(f'  {"microseconds per element":26}{head}')
+    lines.append(f'  {"memcpy":26}{_us(copy["gather_s"])}{1:11.2f}{_us(0)}{_us(copy["append_s"])}')
+    for kind, each in figures['kinds'].items():
+        if 'left_out' in each:
+            lines.append(f'  {kind:26}left out: {each["left_out"]}')
+            continue
+        ratio, beyond = copy['gather_s'] / each['gather_s'], each['gather_s'] - copy['gather_s']
+        gathers = f'{_us(each["gather_s"])}{ratio:11.2f}{_us(beyond)}'
+        lines.append(f'  {kind:26}{gathers}{_us(each["append_s"])}{_us(each["extend_s"])}')
+    return '\n'.join([*lines, ''])
+
+
+def render_readers(readers: Figures) -> str:
+    """Return the line about the memory of readers."""
     copies = readers['pss_bytes'] / readers['bank_bytes']
-    lines.append(
+    return (
         f'{readers["readers"]} reader processes and the owner: {readers["pss_bytes"] / 1e6:.0f} MB in all (PSS) for a '
         f'bank of {readers["bank_bytes"] / 1e6:.0f} MB, so {copies:.2f} copies'
     )
-    return '\n'.join([*lines, '  per element; one thread', *others(result['busy_cores'])])
 
 
 def _us(seconds: float) -> str:
-    return f'{seconds * 1e6:9.1f} us'
+    return f'{seconds * 1e6:12.1f}'
 
 
 def _mean(seconds: List[float]) -> float:
