@@ -191,8 +191,8 @@ class PacketFile(RowListener):
         if len(slots) == 1:
             # Each append runs this. Operations on arrays take several times as long.
             slot = slots.item(0)
-            size = -(-columns[BYTES].stored.item(slot) // _ALIGNMENT) * _ALIGNMENT
-            self._held[0, slot], self._held[1, slot] = columns[PLACE].stored.item(slot), size
+            size = -(-columns[BYTES].read(slots).item() // _ALIGNMENT) * _ALIGNMENT
+            self._held[0, slot], self._held[1, slot] = columns[PLACE].read(slots).item(), size
             self.used_bytes += size
             return
         sizes = _aligned(columns[BYTES].read(slots))

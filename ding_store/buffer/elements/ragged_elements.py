@@ -83,13 +83,7 @@ class RaggedElements(ColumnElements):
         except SchemaMismatch:
             return None
         values = {**columns, **self._write(items, 1)}
-        stored = self._columns.current
-
-        def write(slot: int) -> None:
-            for name, value in values.items():
-                stored[name].stored[slot] = value[0]
-
-        return write
+        return lambda slot: self._columns.store(np.array([slot]), values)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         columns, items = self.schema.encode_ragged([element])
