@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     datasets.add_argument('--directory', metavar='DIR', help='directory on the disk to measure (default: TMPDIR)')
     datasets.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     datasets.set_defaults(bench=_bench_datasets)
+    bank = kinds.add_parser('bank', help='appends and gathers of a memory bank, and the memory of its readers')
+    bank.add_argument('--megabytes', type=float, default=400, help='size of a bank in MB (default: %(default)s)')
+    bank.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')
+    bank.add_argument('--directory', metavar='DIR', help='directory for files (default: that of temporary files)')
+    bank.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    bank.set_defaults(bench=_bench_bank)
     transport = kinds.add_parser(
         'transport',
         help="from a producer's process to a consumer's collated batch, and Redis compared with redis-py",
@@ -146,6 +152,12 @@ def _bench_datasets(options: argparse.Namespace) -> int:
     from benchmarks.datasets import main as bench
 
     return bench(options.rows, options.records, options.seconds, options.directory, options.json)
+
+
+def _bench_bank(options: argparse.Namespace) -> int:
+    from benchmarks.bank import main as bench
+
+    return bench(options.megabytes, options.seconds, options.directory, options.json)
 
 
 def _bench_checkpoint(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Dict, Mapping, Optional, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Union
 
 from ding_store.config import unknown_key
 from ding_store.errors import ConfigError
@@ -37,6 +37,8 @@ SAMPLERS = ('auto', 'uniform', 'prioritized', 'rank', 'fifo', 'lifo', 'shuffled'
 WITHOUT_PRIORITIES = ('uniform', 'fifo', 'lifo', 'shuffled', 'fresh')
 #: Those that give each element a set number of times, once by default.
 QUEUES = ('fifo', 'lifo')
+#: Rules for the elements that leave a full buffer.
+REMOVERS = ('oldest', 'lowest_priority', 'reservoir')
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class WrapperSettings:
           ones.
         - prefetch (:obj:`int`): Number of batches that a thread gathers ahead.
         - share_frames (:obj:`Union[str, bool]`): 'auto': the buffer keeps frames that recur once. False: not.
+        - remover (:obj:`str`): Decides which elements leave a full buffer: 'oldest', 'lowest_priority' or 'reservoir'.
+        - ragged (:obj:`Union[str, Sequence[str]]`): Paths of leaves whose first dimension varies, or 'all'.
         - time_major (:obj:`bool`): True: elements that are sequences come as one time-major batch. Policies that stack
           the steps (R2D2, IMPALA, QMIX and others) use it without a copy. All others get lists of its contents.
     """
@@ -80,6 +84,8 @@ class WrapperSettings:
     half_life: Optional[float] = None
     prefetch: int = 0
     share_frames: Union[str, bool] = 'auto'
+    remover: str = 'oldest'
+    ragged: Union[str, Sequence[str]] = ()
     time_major: bool = True
 
     @classmethod
@@ -108,6 +114,9 @@ class WrapperSettings:
         _check_integer('prefetch', self.prefetch, 0)
         if self.share_frames is not False and self.share_frames != 'auto':
             raise ConfigError(f"replay_buffer.share_frames ({self.share_frames!r}) must be 'auto' or False")
+        if self.remover not in REMOVERS:
+            raise ConfigError(f'replay_buffer.remover ({self.remover!r}) must be one of {", ".join(REMOVERS)}')
+        _check_ragged(self.ragged)
         if self.max_use != INFINITY:
             _check_integer('max_use', self.max_use, 1)
         for name in ('max_staleness', 'priority_max_limit'):
@@ -163,6 +172,14 @@ class WrapperSettings:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _check_ragged(names: Any) -> None:
+    is_text = isinstance(names, str)
+    if (is_text and names != 'all') or not (is_text or all(isinstance(name, str) for name in names)):
+        raise ConfigError(
+            f"replay_buffer.ragged ({names!r}) must be a list of paths of leaves, such as ['obs/units'], or 'all'"
+        )
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

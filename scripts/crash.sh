@@ -7,5 +7,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export DING_STORE_KILLS="${DING_STORE_KILLS:-2000}" DING_STORE_LINES="${DING_STORE_LINES:-1}"
 export DING_STORE_MIXTURES="${DING_STORE_MIXTURES:-30}"
-exec scripts/test.sh -s --timeout 3600 tests/buffer/test_durable*.py tests/buffer/test_{clear,load,packed}_crash.py \
+exec scripts/test.sh -s --timeout 3600 tests/buffer/test_durable*.py tests/buffer/test_{clear,load,packed,ragged}_crash.py \
     tests/buffer/test_{power_cuts,kinds_of_numbers}.py "$@"

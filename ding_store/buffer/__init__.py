@@ -1,6 +1,7 @@
 """The replay buffer: the table of memory-mapped columns, DI-engine's buffer over it, and the config type 'store'."""
 
 from ding_store.buffer.config_pipeline.wrapper import StoreBufferWrapper
+from ding_store.buffer.memory_bank import MemoryBank
 from ding_store.buffer.samplers.base import Sampler
 from ding_store.buffer.samplers.fifo import Fifo
 from ding_store.buffer.samplers.fresh import Fresh
@@ -15,6 +16,7 @@ from ding_store.buffer.samplers.uniform import Uniform
 from ding_store.buffer.sequences.sequence_priorities import SequencePrioritized
 from ding_store.buffer.store_buffer import Batch, StoreBuffer
 from ding_store.buffer.table.table import Table
+from ding_store.buffer.table_reader import TableReader
 
 __all__ = [
     'Batch',
@@ -23,6 +25,7 @@ __all__ = [
     'Lifo',
     'Limited',
     'MaxHeap',
+    'MemoryBank',
     'MinHeap',
     'Prioritized',
     'RankPrioritized',
@@ -33,6 +36,7 @@ __all__ = [
     'StoreBuffer',
     'StoreBufferWrapper',
     'Table',
+    'TableReader',
     'Uniform',
     'limited',
     'mixed_priority',

@@ -27,3 +27,10 @@ def integer(name: str, value: Any, least: int, error: Type[Exception] = ConfigEr
     except TypeError:
         pass
     raise error(f'{name} ({value!r}) must be an integer >= {least}')
+
+
+def check_ragged(names: Any) -> None:
+    """Raise ConfigError unless these are names of leaves, or 'all'."""
+    is_name = isinstance(names, str)
+    if (is_name and names != 'all') or not (is_name or all(isinstance(name, str) for name in names)):
+        raise ConfigError(f"ragged ({names!r}) must be a tuple of paths of leaves, such as ('obs/units',), or 'all'")

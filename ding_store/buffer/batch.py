@@ -6,8 +6,10 @@ import copy
 import sys
 import weakref
 from types import FrameType
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Union
 
+import numpy as np
+import torch
 import treetensor.torch as ttorch
 from ding.utils.data import default_collate, timestep_collate
 
@@ -21,13 +23,35 @@ class Batch(NamedTuple):
         referenced. ``rows``: row numbers ``(B,)``. ``elements()``: the B elements, as views of the same memory.
         ``weights``: importance weights ``(B,)``, None for uniform samples.
 
-        A batch of sequences has leaves ``(T, B, ...)``, rows ``(T, B)``, and B lists of T elements.
+        Ragged leaves are padded with zeros to the longest of the batch. ``lengths``: leaf -> the lengths without
+        padding, ``(B,)``. Elements are not padded.
+
+        A batch of sequences has leaves ``(T, B, ...)``, rows and lengths ``(T, B)``, and B lists of T elements, which
+        are padded.
     """
 
     data: ttorch.Tensor
     rows: Array
     elements: Callable[[], List[Any]]
     weights: Optional[Array] = None
+    lengths: Mapping[str, Array] = {}
+
+    def mask(self, name: str) -> torch.Tensor:
+        """
+        Overview:
+            Return where a ragged leaf has values, bool ``(B, longest)``: False at padding.
+        Raises:
+            - KeyError: The leaf is not ragged.
+        """
+        return mask_of(self.lengths, name)
+
+
+def mask_of(lengths: Mapping[str, Array], name: str) -> torch.Tensor:
+    """Return where a ragged leaf has values, see ``Batch.mask``."""
+    if name not in lengths:
+        raise KeyError(f'{name!r} is not ragged. The ragged leaves are {sorted(lengths)}.')
+    found = lengths[name]
+    return torch.from_numpy(np.arange(found.max(initial=0)) < found[..., None])
 
 
 #: Keys that the buffer adds to elements but not to the batch. They identify the rows.

@@ -54,7 +54,7 @@ class Inserts:
         values, keep = (None, None) if priority is None else self._checked(priority, num_rows)
 
         def add(kept: Optional[Array]) -> Array:
-            chosen = columns if kept is None else {name: column[kept] for name, column in columns.items()}
+            chosen = columns if kept is None else {name: _rows_of(each, kept) for name, each in columns.items()}
             return self._elements.extend(chosen, schema, commit, keep, meta, narrowed)
 
         with self._samples.inserting(num_rows):
@@ -154,3 +154,7 @@ class Inserts:
         if values is not None:
             priorities_of(self._samples.sampler).insert(rows, values)
         return rows
+
+
+def _rows_of(column: Any, places: Array) -> Any:
+    return [column[place] for place in places.tolist()] if isinstance(column, list) else column[places]

@@ -100,10 +100,10 @@ class Samples:
         choose = Sampled(self.sampler, size, replace, sample_range)
         elements = self._elements
         if self.prefetch is None:
-            rows, data, decode = choose.deliver(elements.read_batch, elements.delete, self.limiter)
+            rows, data, decode, lengths = choose.deliver(elements.read_batch, elements.delete, self.limiter)
         else:
-            rows, data, decode = self._read('batch', choose, elements.read_batch)
-        return Batch(data, rows, decode, choose.weights)
+            rows, data, decode, lengths = self._read('batch', choose, elements.read_batch)
+        return Batch(data, rows, decode, choose.weights, lengths)
 
     def time_major(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
         """Sample elements that are sequences themselves, step by step."""
@@ -147,11 +147,11 @@ class Samples:
         key = ('sequences', id(index), index.num_forgotten, id(by_priority), size, num_steps, stride, replace)
         with self.together(size, kind.delivered if share_rows else None) as use:
             found = read(chosen) if ahead is None else ahead.next(key, chosen, read)
-            rows, data, decode = found
+            rows, data, decode, lengths = found
             use(rows)
         if ahead is not None:
             ahead.draw(key, choose, read, by_priority)
-        return Batch(data, rows, decode, chosen.weights)
+        return Batch(data, rows, decode, chosen.weights, lengths)
 
     def episodes(self, size: int, groupby: GroupBy, done: str, max_length: Optional[int], replace: bool) -> Episodes:
         """Sample whole episodes."""

@@ -8,7 +8,7 @@ from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Ma
 import numpy as np
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
-from ding_store.buffer.arguments import integer
+from ding_store.buffer.arguments import check_ragged, integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
@@ -59,9 +59,12 @@ class StoreBuffer(Buffer):
         - remover (:obj:`str`): Decides which elements leave a full buffer. ``'oldest'``: the oldest.
           ``'lowest_priority'``: those of the lowest priorities. ``'reservoir'``: the buffer keeps a uniform sample of
           all elements ever pushed, so that new ones may leave at once.
+        - ragged (:obj:`Union[str, Collection[str]]`): Paths of leaves whose first dimension varies, such as
+          ``('obs/units',)``, or 'all'. Batches are padded, see ``Batch.lengths``. By default those found in ``path``.
     Raises:
         - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``. Or ``share_frames``
-          is neither 'auto' nor False. Or ``remover`` needs a sampler with priorities, or a buffer without a path.
+          is neither 'auto' nor False. Or ``remover`` needs a sampler with priorities, or a buffer without a path. Or
+          ``ragged`` differs from the elements in ``path``.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
         - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """
@@ -78,6 +81,7 @@ class StoreBuffer(Buffer):
         prefetch: int = 0,
         share_frames: Union[str, bool] = 'auto',
         remover: str = 'oldest',
+        ragged: Union[str, Collection[str]] = (),
     ) -> None:
         if share_frames is not False and share_frames != 'auto':
             raise ConfigError(f"share_frames ({share_frames!r}) must be 'auto' or False")
@@ -85,7 +89,9 @@ class StoreBuffer(Buffer):
         sampler = uniform if sampler is None else sampler
         check_is_sampler(sampler)
         check_remover(remover, sampler, path)
-        elements = Elements(integer('size', size, 1), path, fsync, share_frames=share_frames == 'auto')
+        check_ragged(ragged)
+        is_sharing = share_frames == 'auto'
+        elements = Elements(integer('size', size, 1), path, fsync, share_frames=is_sharing, ragged=ragged)
         try:
             samples = Samples(elements, sampler, uniform, integer('prefetch', prefetch, 0))
             if limiter is not None:
@@ -262,7 +268,9 @@ class StoreBuffer(Buffer):
         options: Dict[str, Any] = {'replace': True} if replace else {}
         if sample_range is not None:
             options['sample_range'] = sample_range
-        return collated(self.sample(size=size, **options))  # By keyword: a middleware may have another first argument.
+        return collated(
+            self.sample(size=size, **options), self._elements.ragged
+        )  # By keyword: a middleware may have another first argument.
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """
@@ -352,8 +360,8 @@ class StoreBuffer(Buffer):
             - RowGone: One of the rows is not in the buffer.
             - SchemaMismatch: The elements are Python objects.
         """
-        rows, data, elements = self._elements.read_batch(by_rows(rows))
-        return Batch(data, rows, elements)
+        rows, data, elements, lengths = self._elements.read_batch(by_rows(rows))
+        return Batch(data, rows, elements, None, lengths)
 
     def get(self, idx: int) -> BufferedData:
         """
@@ -452,7 +460,9 @@ class StoreBuffer(Buffer):
     @property
     def num_bytes(self) -> Optional[int]:
         """The bytes of the rows that the buffer holds. None if the elements are not in columns."""
-        return None if self.schema is None else self.table.columns.num_bytes(len(self.table))
+        if self.schema is None:
+            return None
+        return self.table.columns.num_bytes(len(self.table)) + self._elements.store.packet_bytes
 
     def resize(self, size: int) -> None:
         """
@@ -494,7 +504,8 @@ class StoreBuffer(Buffer):
         former = self._elements, self._samples
         # Other processes of this run may be in the middle of episodes, so the next rows need not begin one.
         is_sharing = self.table.columns.share_frames
-        elements = Elements(int(self.size), path, fsync, begin_episodes=False, share_frames=is_sharing)
+        ragged = self._elements.ragged
+        elements = Elements(int(self.size), path, fsync, begin_episodes=False, share_frames=is_sharing, ragged=ragged)
         try:
             self._samples.close()
             self._serve(elements, self._samples.moved(elements))

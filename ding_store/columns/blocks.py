@@ -14,11 +14,13 @@ from .infer import infer
 from .leaves import PLAIN_ARRAYS, TENSOR_DTYPES, Shape, as_array
 from .merge import wider
 from .nodes import Leaf
+from .ragged import Items
 
 #: Rows of this size or more are copied one by one to their place. Smaller ones are stacked first, which is faster.
 LARGE_ROW_BYTES = 16384
 
 _INT64 = np.iinfo(np.int64)
+_NO_ITEMS = np.empty(0, np.uint8)
 
 
 class Misfit(Exception):
@@ -82,6 +84,46 @@ def _is_number(value: Any) -> bool:
     if type(value) is int:
         return _INT64.min <= value <= _INT64.max
     return type(value) in (bool, float) or (isinstance(value, np.generic) and value.dtype.kind in 'biuf')
+
+
+def item_collector(leaf: Leaf) -> Callable[[Sequence[Any]], Items]:
+    """Return the function that checks values against a ragged leaf, or raises Misfit. It copies nothing."""
+    row = _tensor_row(leaf) if leaf.kind == 'tensor' else _array_row(leaf)
+    num_axes, tail = len(leaf.shape), leaf.shape[1:]
+
+    def collect(values: Sequence[Any]) -> Items:
+        items = Items()
+        for value in values:
+            array = row(value)
+            if array.ndim != num_axes or array.shape[1:] != tail:
+                raise Misfit
+            items.append(array)
+        return items
+
+    return collect
+
+
+def _array_row(leaf: Leaf) -> Callable[[Any], np.ndarray]:
+    dtype = leaf.storage
+
+    def row(value: Any) -> np.ndarray:
+        if type(value) not in PLAIN_ARRAYS or value.dtype != dtype:
+            raise Misfit
+        return value
+
+    return row
+
+
+def _tensor_row(leaf: Leaf) -> Callable[[Any], np.ndarray]:
+    stored = TENSOR_DTYPES[leaf.dtype]
+    dtype = stored.torch
+
+    def row(value: Any) -> np.ndarray:
+        if not isinstance(value, torch.Tensor) or value.dtype is not dtype or value.layout is not torch.strided:
+            raise Misfit
+        return as_array(value, stored)
+
+    return row
 
 
 def _row_bytes(leaf: Leaf) -> int:
@@ -179,7 +221,7 @@ def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]
     """
     columns: Dict[str, Values] = {}
     for block in blocks:
-        column, values, rows = block
+        column, values, rows = block = _with_lengths(block)
         shape = (num_rows,) + column.shape
         if column.name in listed and rows is None and isinstance(values, list):
             columns[column.name] = values
@@ -191,6 +233,23 @@ def make_columns(blocks: Sequence[Block], num_rows: int, listed: Collection[str]
         else:
             columns[column.name] = np.array(values, column.dtype).reshape(shape)
     return columns
+
+
+def _with_lengths(block: Block) -> Block:
+    """Return the block of a leaf's column. For a ragged leaf, these are the lengths of its items."""
+    column, values, rows = block
+    return (column, values.lengths, rows) if isinstance(values, Items) else block
+
+
+def items_of(block: Block, num_rows: int) -> List[np.ndarray]:
+    """Return the arrays of a ragged leaf by row. Rows that lack the leaf have an empty one."""
+    _, values, rows = block
+    if rows is None:
+        return list(values)
+    made = [_NO_ITEMS] * num_rows
+    for row, array in zip(rows.tolist(), values):
+        made[row] = array
+    return made
 
 
 def write(block: Block, place: np.ndarray, slots: Optional[np.ndarray] = None, is_far: bool = False) -> None:

@@ -11,7 +11,9 @@ import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import TreeStorage, create_storage
 
-from .decode import Columns, Join, column_of, is_there, joiner, sequence_maker, tree_of
+from ding_store.errors import SchemaMismatch
+
+from .decode import Columns, Join, column_of, is_there, joiner, ragged_of, sequence_maker, tree_of
 from .leaves import TENSOR_DTYPES, Shape, as_tensor
 from .nodes import (
     TREE_KINDS,
@@ -131,7 +133,7 @@ def plain_batch(root: Node) -> Maybe[PlainBatch]:
 
 
 def _is_plain(leaf: Leaf) -> bool:
-    return leaf.kind == 'tensor' and TENSOR_DTYPES[leaf.dtype].carrier is None
+    return leaf.kind == 'tensor' and TENSOR_DTYPES[leaf.dtype].carrier is None and not leaf.is_ragged
 
 
 def cat_1dim_of(element: Mapping) -> bool:
@@ -161,6 +163,8 @@ def _collator(node: Node, path: str, lead: Shape, in_tree: bool) -> Collate:
 def _leaf(node: Leaf, name: str, lead: Shape) -> Collate:
     shape = lead + node.shape
     has_one, to_tensor = node.shape == (1,), _to_tensor(node)
+    if node.is_ragged:
+        return lambda columns, n, index, cat: to_tensor(_padded(columns, name))
 
     def collate(columns: Columns, n: int, index: Index, cat: bool) -> Any:
         column = column_of(columns, name, node, shape)
@@ -169,6 +173,13 @@ def _leaf(node: Leaf, name: str, lead: Shape) -> Collate:
         return to_tensor(column[..., 0] if has_one and cat else column)
 
     return collate
+
+
+def _padded(columns: Columns, name: str) -> np.ndarray:
+    padded = ragged_of(columns, name).padded
+    if padded is None:
+        raise SchemaMismatch(f'column {name!r}: the values of a ragged leaf are not padded')
+    return padded
 
 
 def _to_tensor(node: Leaf) -> Callable[[np.ndarray], torch.Tensor]:

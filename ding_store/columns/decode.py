@@ -32,6 +32,7 @@ from .nodes import (
     leaf_names,
     presence_name,
 )
+from .ragged import Ragged
 
 Columns = MappingType[str, np.ndarray]
 #: (columns, number of rows) -> a value per row. Steps of time axes above the node count as rows.
@@ -72,6 +73,14 @@ def column_of(columns: Columns, name: str, node: Leaf, shape: Shape) -> np.ndarr
     return column if column.flags.writeable else column.copy()
 
 
+def ragged_of(columns: Columns, name: str) -> Ragged:
+    """Return the values of a ragged leaf. Raises SchemaMismatch if there are only their lengths."""
+    found: Any = columns.get(name)
+    if not isinstance(found, Ragged):
+        raise SchemaMismatch(f'column {name!r}: the values of a ragged leaf are missing')
+    return found
+
+
 def may_widen(node: Leaf, dtype: np.dtype) -> bool:
     """Return whether a column of this dtype may be of this leaf, from before the schema widened its numbers."""
     return node.kind != 'tensor' and not node.shape and dtype.kind in 'iuf' and np.can_cast(dtype, node.storage, 'safe')
@@ -84,6 +93,8 @@ def is_there(columns: Columns, names: Sequence[str]) -> bool:
 def _leaf(node: Leaf, name: str, lead: Shape) -> Join:
     shape, num_steps = lead + node.shape, prod(lead)
     views = _views(node)
+    if node.is_ragged:
+        return lambda columns, n: views(ragged_of(columns, name).rows)
 
     def join(columns: Columns, n: int) -> Sequence[Any]:
         column = column_of(columns, name, node, shape)
@@ -92,11 +103,15 @@ def _leaf(node: Leaf, name: str, lead: Shape) -> Join:
     return join
 
 
-def _views(node: Leaf) -> Callable[[np.ndarray], Sequence[Any]]:
+def _views(node: Leaf) -> Callable[[Any], Sequence[Any]]:
     if node.kind == 'tensor':
         stored = TENSOR_DTYPES[node.dtype]
+        if node.is_ragged:
+            return lambda rows: [as_tensor(row, stored) for row in rows]
         return lambda column: as_tensor(column, stored).unbind(0)
     if node.kind == 'array':
+        if node.is_ragged:
+            return list
         return lambda column: [column[i, ...] for i in range(len(column))]
     return list if node.kind == 'scalar' else np.ndarray.tolist
 

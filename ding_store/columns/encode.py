@@ -15,7 +15,7 @@ from treevalue.tree.common import TreeStorage
 
 from ding_store.errors import SchemaMismatch
 
-from .blocks import Block, Column, Inexact, Misfit, Rows, collector
+from .blocks import Block, Column, Inexact, Misfit, Rows, collector, item_collector
 from .infer import MAPPING_TYPES, kind_of
 from .leaves import Shape
 from .nodes import (
@@ -41,7 +41,8 @@ _TYPES = {name: kind for kind, name in MAPPING_TYPES.items()}
 def splitter(node: Node, path: str, lead: Shape, columns: List[Column]) -> Split:
     """Compile a node. ``lead`` are the time axes above it. Adds its columns to ``columns``."""
     if isinstance(node, Leaf):
-        return _leaf(node, _add(columns, column_name(path), node.storage, lead, node.shape))
+        dtype, shape = (np.dtype(np.int64), ()) if node.is_ragged else (node.storage, node.shape)
+        return _leaf(node, _add(columns, column_name(path), dtype, lead, shape))
     if isinstance(node, Nothing):
         return _nothing
     if isinstance(node, Optional):
@@ -61,6 +62,8 @@ def _add(columns: List[Column], name: str, dtype: np.dtype, lead: Shape, shape: 
 
 
 def _leaf(node: Leaf, column: Column) -> Split:
+    if node.is_ragged:
+        return _ragged(node, column)
     collect, none = collector(node), np.empty((0,) + node.shape, node.storage)
 
     def split(values: Sequence[Any], rows: Rows, blocks: List[Block]) -> None:
@@ -68,6 +71,15 @@ def _leaf(node: Leaf, column: Column) -> Split:
             blocks.append((column, collect(values) if values else none, rows))
         except Inexact as e:
             raise SchemaMismatch(f'leaf {column.name!r}: expected {node}, got {e}, which it cannot hold') from None
+
+    return split
+
+
+def _ragged(node: Leaf, column: Column) -> Split:
+    collect = item_collector(node)
+
+    def split(values: Sequence[Any], rows: Rows, blocks: List[Block]) -> None:
+        blocks.append((column, collect(values), rows))
 
     return split
 

@@ -11,6 +11,7 @@ from ding_store.errors import SchemaMismatch
 
 from .leaves import LEAF_KINDS, PYTHON_DTYPES, TENSOR_DTYPES
 from .nodes import MAPPING_KINDS, NOTHING, TREE_KINDS, Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled
+from .ragged import ANY, ragged_leaves
 
 
 def to_json(node: Node) -> List[Any]:
@@ -53,7 +54,8 @@ def _expect(condition: bool, what: str, value: Any) -> None:
 def _read_leaf(kind: str, dtype: str, shape: List[int]) -> Leaf:
     _expect(kind in LEAF_KINDS, 'unknown kind of leaf', kind)
     _expect(_is_dtype(kind, dtype), 'unknown dtype', dtype)
-    _expect(all(type(size) is int and size >= 0 for size in shape), 'impossible shape', shape)
+    is_ragged = bool(shape) and shape[0] == ANY
+    _expect(all(type(size) is int and size >= 0 for size in shape[is_ragged:]), 'impossible shape', shape)
     _expect(kind in ('tensor', 'array') or not shape, 'a scalar has a shape', shape)
     return Leaf(kind, dtype, tuple(shape))
 
@@ -91,7 +93,9 @@ def _read_optional(data: Any) -> Optional:
 
 def _read_unrolled(length: int, item: Any) -> Unrolled:
     _expect(type(length) is int and length >= 2, 'impossible length', length)
-    return Unrolled(length, _read(item))
+    node = _read(item)
+    _expect(not ragged_leaves(node), 'ragged leaves in a list', item)
+    return Unrolled(length, node)
 
 
 _READERS: Dict[str, Callable[..., Node]] = {

@@ -15,6 +15,12 @@ from .nodes import Leaf, Mapping, Node, Nothing, Optional, Positional, Unrolled,
 _MERGED = ' (a schema merged with that of the element would fit both)'
 
 
+class VaryingLength(SchemaMismatch):
+    """Two arrays differ in nothing but their first dimension. ``path`` is that of the leaf."""
+
+    path = ''
+
+
 class NotColumnar(SchemaMismatch):
     """An element holds something that is not an array, scalar, None or known container, so columns cannot hold it."""
 
@@ -90,7 +96,18 @@ def mismatch(path: str, expected: Node, actual: Node, hint: str = '') -> SchemaM
             text if text in PYTHON_DTYPES else f'{leaf.kind} {text}' for leaf, text in zip((expected, actual), texts)
         ]
     what = f'leaf {path!r}' if path else 'the element'
-    return SchemaMismatch(f'{what}: expected {texts[0]}, got {texts[1]}{hint}')
+    text = f'{what}: expected {texts[0]}, got {texts[1]}{hint}'
+    if not _differ_in_length(expected, actual):
+        return SchemaMismatch(text)
+    error = VaryingLength(text)
+    error.path = path
+    return error
+
+
+def _differ_in_length(one: Node, other: Node) -> bool:
+    if not (isinstance(one, Leaf) and isinstance(other, Leaf)) or not (one.shape and other.shape):
+        return False
+    return (one.kind, one.dtype, one.shape[1:]) == (other.kind, other.dtype, other.shape[1:])
 
 
 def _merge_optional(one: Node, other: Node, path: str, strict: bool, widen: bool) -> Node:

@@ -1,6 +1,6 @@
 """The nodes of a schema: an immutable tree that describes how one element is built.
 
-Leaf        an array or scalar: one column
+Leaf        an array or scalar: one column; of a ragged leaf, the column holds lengths
 Nothing     always None: no column
 Optional    None in some elements: a presence column, and the columns of the other elements
 Mapping     dict, EasyDict, treetensor ...: fixed keys
@@ -33,7 +33,14 @@ class Leaf:
     def storage(self) -> np.dtype:
         return TENSOR_DTYPES[self.dtype].numpy if self.kind == 'tensor' else np.dtype(self.dtype)
 
+    @property
+    def is_ragged(self) -> bool:
+        """True if the first dimension differs between elements. It is -1 then, see ``ragged``."""
+        return bool(self.shape) and self.shape[0] < 0
+
     def __str__(self) -> str:
+        if self.is_ragged:
+            return f'{self.dtype} (any, {", ".join(map(str, self.shape[1:]))})'
         return self.kind if self.kind in PYTHON_DTYPES else f'{self.dtype} {self.shape}'
 
 

@@ -11,7 +11,7 @@ import treetensor.torch as ttorch
 
 from ding_store.errors import SchemaMismatch
 
-from .blocks import Block, Column, Misfit, make_columns, write
+from .blocks import Block, Column, Misfit, items_of, make_columns, write
 from .collate import batcher, cat_1dim_of, plain_batch
 from .decode import Columns, joiner
 from .encode import splitter
@@ -20,9 +20,10 @@ from .json_form import from_json, to_json
 from .merge import NotColumnar, merge
 from .nodes import Mapping, Node, Nothing, Positional, Unrolled, leaf_names
 from .nodes import Optional as OptionalNode
+from .ragged import Items, Names, check_names, ragged_leaves, with_ragged
 
-#: Version of the format of ``to_json``. Other versions are refused.
-FORMAT = 1
+#: Versions of the format of ``to_json``: without and with ragged leaves. Other versions are refused.
+FORMAT, FORMAT_OF_RAGGED = 1, 2
 
 
 class Schema:
@@ -46,22 +47,29 @@ class Schema:
         #: Makes batches of columns that are reused. None if only ``decode_batch`` can make batches.
         self.plain_batch = plain_batch(root)
         self._hash = hash(root)
+        #: The ragged leaves, in the order of their columns: name -> dtype and shape of one item. Their columns hold
+        #: lengths.
+        self.ragged = ragged_leaves(root)
 
     @classmethod
-    def infer(cls, elements: Sequence[Any], may_be_empty: bool = False) -> Schema:
+    def infer(cls, elements: Sequence[Any], may_be_empty: bool = False, ragged: Names = ()) -> Schema:
         """
         Overview:
             Return the schema that fits all of these elements.
         Arguments:
             - may_be_empty (:obj:`bool`): Allow elements without any array, for a schema that will be
               merged.
+            - ragged (:obj:`Union[str, Collection]`): Names of leaves whose first dimension varies, or 'all'.
         Raises:
             - NotColumnar: An element holds something that columns cannot, such as a str or an object. Names its path.
             - SchemaMismatch: The elements differ in more than what is None. Names the path.
         """
         if not len(elements):
             raise NotColumnar('a schema is inferred from at least one element, not from none')
-        root = merge_all([_root_of(element) for element in elements])
+        root = merge_all(
+            [with_ragged(_root_of(element), ragged) if ragged else _root_of(element) for element in elements]
+        )
+        check_names(root, ragged)
         if not may_be_empty and not leaf_names(root):
             raise refusal(elements[0], '', 'it contains no array')
         return cls(root)
@@ -86,6 +94,12 @@ class Schema:
         """
         root = merge(self._root, other._root)
         return self if root == self._root else Schema(root)
+
+    def with_ragged(self, names: Names) -> Schema:
+        """Return the schema in which these leaves are ragged. Raises SchemaMismatch if one of them cannot be."""
+        root = with_ragged(self._root, names)
+        check_names(root, names)
+        return Schema(root)
 
     @property
     def is_list(self) -> bool:
@@ -145,6 +159,20 @@ class Schema:
             large arrays for each row or step, such a column is the list of these arrays. They are not copied.
         """
         return make_columns(self._blocks(elements), len(elements), listed)
+
+    def encode_ragged(
+        self, elements: Sequence[Any], listed: Collection[str] = ()
+    ) -> Tuple[Dict[str, Any], Dict[str, List[np.ndarray]]]:
+        """
+        Overview:
+            Encode elements with ragged leaves, see ``encode_parts``.
+        Returns:
+            - columns (:obj:`Dict`): The columns, which hold the lengths of ragged leaves.
+            - items (:obj:`Dict`): The arrays of each ragged leaf by row. They are not copied.
+        """
+        blocks, num_rows = self._blocks(elements), len(elements)
+        items = {block[0].name: items_of(block, num_rows) for block in blocks if isinstance(block[1], Items)}
+        return make_columns(blocks, num_rows, listed), items
 
     def encode_into(
         self, columns: MappingType[str, np.ndarray], where: Union[int, np.ndarray], elements: Sequence[Any]
@@ -224,7 +252,7 @@ class Schema:
         return self._batch(columns, self._num_rows(columns), cat_1dim)
 
     def to_json(self) -> Dict[str, Any]:
-        return {'format': FORMAT, 'element': to_json(self._root)}
+        return {'format': FORMAT_OF_RAGGED if self.ragged else FORMAT, 'element': to_json(self._root)}
 
     @classmethod
     def from_json(cls, data: MappingType[str, Any]) -> Schema:
@@ -235,13 +263,16 @@ class Schema:
         Raises:
             - SchemaMismatch: The data are not a schema, or have another format.
         """
-        if not isinstance(data, dict) or data.get('format') != FORMAT:
-            raise SchemaMismatch(f'not a schema of format {FORMAT}: {short(data)}')
+        if not isinstance(data, dict) or data.get('format') not in (FORMAT, FORMAT_OF_RAGGED):
+            raise SchemaMismatch(f'not a schema of format {FORMAT} or {FORMAT_OF_RAGGED}: {short(data)}')
         try:
-            return cls(from_json(data.get('element')))
+            made = cls(from_json(data.get('element')))
         except (ValueError, OverflowError, MemoryError) as e:
             # numpy raises these for dimensions that no array can have.
             raise SchemaMismatch(f'not a schema of an element: {short(data)} ({e})') from e
+        if bool(made.ragged) != (data['format'] == FORMAT_OF_RAGGED):
+            raise SchemaMismatch(f'not a schema of an element: {short(data)} (a shape is that of another format)')
+        return made
 
     def _blocks(self, elements: Sequence[Any]) -> List[Block]:
         blocks: List[Block] = []
@@ -257,7 +288,7 @@ class Schema:
 
     def _refuse(self, elements: Sequence[Any]) -> NoReturn:
         for element in elements:
-            merge(self._root, _root_of(element), strict=True)
+            merge(self._root, with_ragged(_root_of(element), self.ragged), strict=True)
         raise SchemaMismatch(f'an element does not fit {self}')
 
     def _num_rows(self, columns: Columns) -> int:

@@ -21,9 +21,9 @@ class ReplaySettings:
     Arguments:
         - buffer (:obj:`WrapperSettings`): These keys have an effect here: ``replay_buffer_size``, ``max_use``,
           ``max_staleness``, ``priority_power_factor``, ``IS_weight_power_factor``, ``IS_weight_anneal_train_iter``,
-          ``sampler``, ``half_life``, ``sliced``, ``prefetch``, ``share_frames`` and ``path``. An element leaves if its
-          ``collect_train_iter`` is ``max_staleness`` behind the newest. DI-engine's buffer uses only size, ``max_use``,
-          ``sliced`` and the priority settings.
+          ``sampler``, ``half_life``, ``sliced``, ``prefetch``, ``share_frames``, ``remover``, ``ragged`` and ``path``.
+          An element leaves if its ``collect_train_iter`` is ``max_staleness`` behind the newest. DI-engine's buffer
+          uses only size, ``max_use``, ``sliced`` and the priority settings.
         - priority (:obj:`bool`): Sample elements by priority.
         - is_weight (:obj:`bool`): Add importance weights to batches.
     Raises:
@@ -82,6 +82,10 @@ class ReplaySettings:
             options['prefetch'] = int(self.buffer.prefetch)
         if self.buffer.share_frames is False:
             options['share_frames'] = False
+        if self.buffer.remover != 'oldest':
+            options['remover'] = self.buffer.remover
+        if self.buffer.ragged:
+            options['ragged'] = self.buffer.ragged
         if self.buffer.path is not None:
             options['path'] = self.buffer.path
         return make(int(self.buffer.replay_buffer_size), sampler=self._sampler(), **options)

@@ -75,9 +75,10 @@ class Opened:
     """A buffer with a path."""
 
     capacity = CAPACITY
+    options: Dict[str, Any] = {}
 
     def __init__(self, path: str) -> None:
-        self.buffer = StoreBuffer(self.capacity, path=path)
+        self.buffer = StoreBuffer(self.capacity, path=path, **self.options)
 
 
 def verified(opened: Type[T], path: str, findings: Callable[[T], Iterable[str]]) -> List[str]:

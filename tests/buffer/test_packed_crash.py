@@ -24,7 +24,7 @@ from crashes import (
 from test_durable import copy, images_at_lines, kill_at_line, put
 
 from ding_store.buffer import StoreBuffer
-from ding_store.buffer.elements import packet_file
+from ding_store.buffer.elements import growing_file
 from ding_store.buffer.elements.packed_elements import PackedElements
 from ding_store.buffer.elements.packet_file import PacketFile
 
@@ -104,7 +104,7 @@ def test_packed_buffer_killed_anywhere_is_sound(tmp_path: Path) -> None:
     # Bytes of episodes that left were used again.
     newest = sum(len(step['frame']) * 8 for row in range(CAPACITY) for step in episode(row))
     file = tmp_path / 'replay' / 'packed'
-    assert 0 < file.stat().st_size < 4 * newest + packet_file._STEP_BYTES
+    assert 0 < file.stat().st_size < 4 * newest + growing_file._STEP_BYTES
 
 
 # Killed at every line

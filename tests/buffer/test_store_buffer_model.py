@@ -7,7 +7,7 @@ from typing import Any, List, Optional
 
 import pytest
 import torch
-from elements import number, transition
+from elements import RAGGED, check_ragged_batch, number, ragged, ragged_number, transition
 from examples import MORE
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -213,6 +213,65 @@ class DurableFramesModel(FramesModel):
         self.root.cleanup()
 
 
+class RaggedModel(BufferModel):
+    """The same with elements whose arrays have 0 to 40 items."""
+
+    @initialize(size=st.integers(1, 8))
+    def make(self, size: int) -> None:
+        super().make(size, False)
+
+    def new_buffer(self, size: int) -> StoreBuffer:
+        return StoreBuffer(size, seed=1, ragged=RAGGED)
+
+    def element(self, i: int) -> Any:
+        return ragged(i)
+
+    def number(self, data: Any) -> int:
+        return ragged_number(data)
+
+    @rule(size=st.integers(1, 6))
+    def sample_a_batch(self, size: int) -> None:
+        if not self.model:
+            return
+        batch = self.buffer.sample_batch(size, replace=True)
+        numbers = {item[0]: item[1] for item in self.model}
+        check_ragged_batch(batch, [numbers[str(row)] for row in batch.rows.tolist()])
+
+    @invariant()
+    def nothing_is_damaged(self) -> None:
+        assert not hasattr(self, 'buffer') or self.buffer.check() == []
+
+
+class DurableRaggedModel(RaggedModel):
+    """The same with a path. The buffer is closed and opened at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tempfile.TemporaryDirectory()
+        self.number_of_path = 0
+
+    def new_buffer(self, size: int) -> StoreBuffer:
+        if hasattr(self, 'buffer'):
+            self.buffer.close()
+        self.number_of_path += 1
+        return self.opened(size)
+
+    def opened(self, size: int) -> StoreBuffer:
+        path = os.path.join(self.root.name, str(self.number_of_path))
+        return StoreBuffer(size, seed=1, path=path, ragged=RAGGED)
+
+    @rule()
+    def duplicate(self) -> None:
+        """Instead of a copy, which would be in memory."""
+        self.buffer.close()
+        self.buffer = self.opened(self.size)
+
+    def teardown(self) -> None:
+        if hasattr(self, 'buffer'):
+            self.buffer.close()
+        self.root.cleanup()
+
+
 TestBufferModel = BufferModel.TestCase
 TestBufferModel.settings = settings(max_examples=20 * MORE, stateful_step_count=25, deadline=None)
 TestFramesModel = FramesModel.TestCase
@@ -221,3 +280,7 @@ TestWideFramesModel = WideFramesModel.TestCase
 TestWideFramesModel.settings = settings(max_examples=5 * MORE, stateful_step_count=25, deadline=None)
 TestDurableFramesModel = DurableFramesModel.TestCase
 TestDurableFramesModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)
+TestRaggedModel = RaggedModel.TestCase
+TestRaggedModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)
+TestDurableRaggedModel = DurableRaggedModel.TestCase
+TestDurableRaggedModel.settings = settings(max_examples=10 * MORE, stateful_step_count=25, deadline=None)

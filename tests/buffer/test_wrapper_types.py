@@ -80,6 +80,9 @@ def test_unknown_keys_are_refused_with_the_nearest() -> None:
         (dict(sampler='fresh'), r'half_life \(None\) must be a number > 0'),
         (dict(sampler='fresh', half_life=0), r'half_life \(0\)'),
         (dict(half_life=9), "is for sampler='fresh'"),
+        (dict(remover='newest'), "remover \\('newest'\\) must be one of oldest"),
+        (dict(remover='lowest_priority', sampler='uniform'), 'needs a sampler with a priority'),
+        (dict(ragged='units'), "ragged \\('units'\\) must be a list of paths"),
         (dict(enable_track_used_data=True), 'Set it to False'),
         (dict(thruput_controller=dict(sample_min_limit_ratio=0.5)), 'sample_min_limit_ratio'),
         (dict(thruput_controller=dict(push_sample_rate_limit=dict(min=3, max=2))), 'min <= max'),
@@ -186,6 +189,30 @@ def test_wrapper_shuffled_gives_elements_once_per_epoch() -> None:
     assert sorted(taken[:50]) == sorted(taken[50:]) == [float(i) for i in range(50)]
     assert taken[:50] != taken[50:]
     assert buffer.count() == 0
+
+
+def test_wrapper_pads_ragged_leaves() -> None:
+    buffer = make(ragged=['units'])
+    buffer.push([element(i, units=torch.full((i % 6, 2), float(i))) for i in range(50)])
+    batch = buffer.sample(12, 0)
+    lengths = [len(each['units']) for each in batch]
+    assert lengths == [int(each['reward'][0]) % 6 for each in batch]
+    assert default_collate(batch)['units'].shape == (12, max(lengths), 2)
+
+
+def test_wrapper_removes_as_its_key_says() -> None:
+    buffer = filled(count=300, remover='reservoir', priority=False)
+    kept = [item.data['reward'].item() for item in buffer.buffer]
+    assert len(kept) == 50
+    # The oldest of a plain buffer would be 250.
+    assert kept[0] < 150
+    buffer = filled(sampler='prioritized', remover='lowest_priority')
+    buffer.update({'priority': np.arange(50.0)[::-1].copy(), 'replay_unique_id': list(range(50))})
+    buffer.push([element(i) for i in range(50, 60)])
+    assert [item.data['reward'].item() for item in buffer.buffer] == [
+        *map(float, range(40)),
+        *map(float, range(50, 60)),
+    ]
 
 
 def test_wrapper_fresh_prefers_new_elements() -> None:

@@ -252,7 +252,7 @@ def test_schema_from_other_json_is_refused(element):
 
 def test_schema_from_json_of_another_format_is_refused():
     with pytest.raises(SchemaMismatch, match='format 1'):
-        Schema.from_json({'format': 2})
+        Schema.from_json({'format': 3})
     deep = ['none']
     for _ in range(5000):
         deep = ['unrolled', 2, deep]

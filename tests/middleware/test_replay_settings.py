@@ -61,6 +61,14 @@ def test_replay_samplers_have_the_names_of_the_keys():
     assert (fresh.sampler.half_life, fresh.max_times_sampled) == (30.0, 4)
 
 
+def test_replay_ragged_and_remover_reach_the_buffer():
+    buffer_ = buffer_of(config(ragged=['units'], remover='reservoir'))
+    for i in range(12):
+        buffer_.push({'units': np.zeros((i, 2)), 'obs': i})
+    assert len(buffer_.sample_batch(4).lengths['units']) == 4
+    assert buffer_._elements.reservoir is not None
+
+
 @pytest.mark.parametrize('kind', ['stock', 'store'])
 def test_replay_max_use_limits_uses(kind):
     buffer_ = getattr(ReplaySettings.of(config(max_use=2)), kind)(*([StoreBuffer] if kind == 'store' else []))

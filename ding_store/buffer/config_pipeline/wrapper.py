@@ -137,6 +137,8 @@ class StoreBufferWrapper:
             sampler=sampler,
             prefetch=int(self.settings.prefetch),
             share_frames=self.settings.share_frames,
+            remover=self.settings.remover,
+            ragged=self.settings.ragged,
         )
 
     def start(self) -> None:

@@ -21,6 +21,7 @@ from ding_store.buffer.sequences.group_choice import GroupChoice, IndexedGroupCh
 from ding_store.buffer.table.row_choices import by_indices, by_live_rows, check_sample_arguments, split, to_row
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Names, Ragged, ragged_lengths
 from ding_store.errors import NotEnoughData, RowGone
 
 logger = logging.getLogger(__name__)
@@ -129,10 +130,16 @@ class Lists:
         return []
 
 
-def collated(items: List[BufferedData]) -> Batch:
-    """Return one batch of items that passed through middleware."""
+def collated(items: List[BufferedData], ragged: Names = ()) -> Batch:
+    """Return one batch of items that passed through middleware. ``ragged`` names leaves whose lengths vary."""
     data, weights = [item.data for item in items], [item.meta.get('priority_IS') for item in items]
-    if isinstance(data[0], ttorch.Tensor):
+    lengths: Mapping[str, Array] = {}
+    if ragged:
+        schema = Schema.infer(data, ragged=ragged)
+        columns, arrays = schema.encode_ragged(data)
+        columns.update({name: Ragged.of(arrays[name], *spec) for name, spec in schema.ragged.items()})
+        batch, lengths = schema.decode_batch(columns), ragged_lengths(schema, columns)
+    elif isinstance(data[0], ttorch.Tensor):
         batch = ttorch_collate(data)
     else:
         schema = Schema.infer(data)
@@ -142,6 +149,7 @@ def collated(items: List[BufferedData]) -> Batch:
         np.array([int(item.index) for item in items], np.int64),
         lambda: data,
         None if None in weights else np.array(weights, np.float32),
+        lengths,
     )
 
 

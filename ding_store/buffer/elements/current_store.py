@@ -15,6 +15,8 @@ from ding_store.buffer.sequences.sequences import Sequences
 from ding_store.buffer.table.narrowing import candidates
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
+from ding_store.columns.ragged import ALL, Names
+from ding_store.errors import ConfigError, SchemaMismatch
 
 
 class CurrentStore:
@@ -25,15 +27,35 @@ class CurrentStore:
     Arguments:
         - table (:obj:`Table`): The table, which may have elements in its directory.
         - sequences (:obj:`Sequences`): Its sequences, which drop what they read of columns that are replaced.
+        - ragged (:obj:`Union[str, Collection]`): The ragged leaves of the elements, see ``StoreBuffer``.
+    Raises:
+        - ConfigError: The table's directory holds elements with other ragged leaves.
     """
 
-    def __init__(self, table: Table, sequences: Sequences) -> None:
+    def __init__(self, table: Table, sequences: Sequences, ragged: Names = ()) -> None:
         self._table, self._sequences = table, sequences
         self._path = None if table.table_dir is None else table.table_dir.path
         self.store: ElementStore = opened_store(table)
+        self.ragged = ragged if isinstance(ragged, str) else tuple(ragged)
+        self._check_ragged()
+
+    def _check_ragged(self) -> None:
+        """Compare the ragged leaves with those that the table's directory has. Without elements, these are replaced."""
+        schema = self.store.schema
+        stored = tuple(schema.ragged) if schema is not None else ()
+        if not self.ragged:
+            self.ragged = stored
+        elif self.store.takes_any or (schema is not None and not _has_ragged(schema, self.ragged)):
+            if len(self._table):
+                raise ConfigError(
+                    f'ragged ({self.ragged!r}) differs from that of the elements in {self._path!r}, which is {stored}. '
+                    'Leave it out, or name another directory.'
+                )
+            self.store = NoElements(self._table)
 
     def clear(self) -> None:
         """Take notice that all elements were deleted. Columns stay for the next elements, other stores do not."""
+        self.store.give_back()
         if self.store.schema is None:
             self.store.remove()
             self.store = NoElements(self._table)
@@ -44,17 +66,17 @@ class CurrentStore:
 
     def check_fit(self, elements: Sequence[Any]) -> None:
         """Raise SchemaMismatch if an empty buffer would not accept these elements."""
-        forms.check_fit(elements, self._path)
+        forms.check_fit(elements, self._path, self.ragged)
 
     def make_fit(self, elements: Sequence[Any]) -> None:
         """Change the store after a mismatch, so that it takes these elements as well. Raise if none can."""
         schema = self.store.schema
         if schema is None or not len(self._table):
-            form = forms.first_form(elements, self._path)
+            form = forms.first_form(elements, self._path, self.ragged)
             first = {} if form.schema is None else form.schema.encode(elements[:1])
             self.start(form.schema, () if form.schema is None else candidates(form.schema.columns(), first))
         else:
-            form = forms.next_form(schema, self.store.merged, elements, self._path)
+            form = forms.next_form(schema, self.store.merged, elements, self._path, self.ragged)
             if form.schema is None:
                 self._move_out_of_columns()
             else:
@@ -73,7 +95,7 @@ class CurrentStore:
         """Extend the columns to those of a schema that was merged with the present one."""
         if schema == self.store.schema:
             return
-        store, known = new_store(self._table, schema), self._table.columns.specs
+        store, known = self.store.widened(schema) or new_store(self._table, schema), self._table.columns.specs
         added = {name: spec for name, spec in store.specs.items() if name not in known}
         wider = {name: spec for name, spec in store.specs.items() if known.get(name, spec) != spec}
         with self.changing_to(store) as become:
@@ -107,3 +129,12 @@ class CurrentStore:
             store.give_back()
             former.give_back()
             raise
+
+
+def _has_ragged(schema: Schema, names: Names) -> bool:
+    """Return whether exactly these leaves of a schema are ragged."""
+    try:
+        # A leaf that is None so far may be ragged later.
+        return schema.with_ragged(names) == schema and (names == ALL or set(schema.ragged) <= set(names))
+    except SchemaMismatch:
+        return False

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import IO, Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
+import numpy as np
+
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.save_blocks import Blocks
 from ding_store.buffer.table.outputs import Output
@@ -90,6 +92,7 @@ class ElementStore:
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """
         Return a function that writes one element into a slot and cannot fail. Return None if ``prepare`` must do it.
+        ``give_back`` follows if the element gets no slot.
         """
         return None
 
@@ -105,6 +108,10 @@ class ElementStore:
             - SchemaMismatch: There is none, or it would change an integer of a live row.
         """
         raise SchemaMismatch('the elements are not in columns')
+
+    def widened(self, schema: Schema) -> Optional[ElementStore]:
+        """Return a store for a schema from ``merged`` that shares a file with this one. None if no file is shared."""
+        return None
 
     def adopt(self, slots: Array, elements: Iterable[Any]) -> Columns:
         """
@@ -132,6 +139,15 @@ class ElementStore:
         return _do_nothing
 
     # Saves and checks.
+
+    def rows_beyond(self, max_bytes: Optional[int]) -> Array:
+        """Return the row numbers of the oldest rows that must leave, so that packets have at most so many bytes."""
+        return np.empty(0, np.int64)
+
+    @property
+    def packet_bytes(self) -> int:
+        """The size of what elements have outside of columns, if that is known."""
+        return 0
 
     @property
     def num_bytes(self) -> int:

@@ -22,7 +22,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.current_store import CurrentStore
 from ding_store.buffer.elements.element_store import ElementStore
 from ding_store.buffer.elements.patches import check_patch, choose_rows
-from ding_store.buffer.elements.raw_columns import as_wide, complete, schema_of
+from ding_store.buffer.elements.raw_columns import as_wide, complete, elements_of, schema_of
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.metas.metas import Meta, MetaStore
 from ding_store.buffer.metas.new_rows import with_meta, without_meta, without_metas
@@ -35,6 +35,7 @@ from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Keep, Table
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Names, ragged_lengths
 from ding_store.errors import SchemaMismatch
 
 Choose = Callable[[RowIndex], Array]
@@ -62,6 +63,7 @@ class Elements:
         - fsync (:obj:`bool`): As in ``Table``.
         - begin_episodes (:obj:`bool`): Whether the collection of the rows found in ``path`` ended with its process.
         - share_frames (:obj:`bool`): As in ``TableColumns``.
+        - ragged (:obj:`Union[str, Collection]`): Names of leaves whose first dimension varies, or 'all'.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Elements:
         fsync: bool = False,
         begin_episodes: bool = True,
         share_frames: bool = True,
+        ragged: Names = (),
     ) -> None:
         self.table = Table({}, capacity, path, fsync, share_frames)
         #: Decides which new rows are stored. None: all are.
@@ -80,7 +83,7 @@ class Elements:
             self.metas = MetaStore(self.table.index, self.table.write_lock, journal)
             self.sequences = Sequences(self.table, self.metas)
             self.metas.restore()
-            self.current = CurrentStore(self.table, self.sequences)
+            self.current = CurrentStore(self.table, self.sequences, ragged)
             self.sequences.end([self.table.next_row], begin_episodes)
         except BaseException:
             self.table.close()
@@ -90,6 +93,11 @@ class Elements:
     def schema(self) -> Optional[Schema]:
         """The leaves of an element. None before the first element, and if elements are not in columns."""
         return self.current.store.schema
+
+    @property
+    def ragged(self) -> Names:
+        """Names of the leaves whose first dimension varies, or 'all'."""
+        return self.current.ragged
 
     @property
     def store(self) -> ElementStore:
@@ -111,6 +119,11 @@ class Elements:
         )
         return Read(rows, make(), metas)
 
+    def read_elements(self, choose: Choose) -> List[Any]:
+        """Read elements like ``read``, without their metas."""
+        make = self.table.read(choose, lambda slots: self.current.store.take(slots), is_all=self.store.is_in_memory)[1]
+        return make()
+
     def gather(self, choose: Choose) -> Tuple[Array, Schema, Columns, Output]:
         """
         Overview:
@@ -118,16 +131,19 @@ class Elements:
         Raises:
             - SchemaMismatch: The elements are not in columns.
         """
-        rows, gathered = self.table.read(choose, self._gather)
+        rows, gathered = self.table.read(choose, self._gather, self.store.is_in_memory)
         return (rows, *gathered)
 
-    def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]]]:
-        """Read one decoded batch. Return row numbers, the batch, and a function that makes its elements."""
-        rows, (schema, columns, output) = self.table.read(choose, self._gather)
+    def read_batch(self, choose: Choose) -> Tuple[Array, ttorch.Tensor, Callable[[], List[Any]], Mapping[str, Array]]:
+        """
+        Read one decoded batch. Return row numbers, the batch, a function that makes its elements, and the lengths of
+        ragged leaves.
+        """
+        rows, (schema, columns, output) = self.table.read(choose, self._gather, self.store.is_in_memory)
         batch = output.batch()
         if batch is None:
             batch = schema.decode_batch(columns)
-        return rows, batch, lambda: schema.decode(columns)
+        return rows, batch, lambda: schema.decode(columns), ragged_lengths(schema, columns)
 
     def read_unrolled(self, choose: Choose) -> Tuple[Array, Any]:
         """Read elements that are sequences themselves. Return row numbers, and what ``take_steps`` returned."""
@@ -192,7 +208,11 @@ class Elements:
             self.table.check_open()
             write = self.current.store.writing(element) if meta is None else None
             if write is not None:
-                slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+                try:
+                    slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+                except BaseException:
+                    finish(self.store.give_back)
+                    raise
             else:
                 rows, slots = self._add([element], None if meta is None else [meta])
                 row = int(rows[0])
@@ -211,10 +231,13 @@ class Elements:
         with self.table.write_lock:
             self.table.check_open()
             store = self.current.store
-            schema = schema or store.schema or schema_of(widened_columns(columns, narrowed))
-            if store.takes_any:
-                elements = schema.decode(with_wide_values(columns, narrowed))
+            if store.takes_any or self.ragged:
+                if schema is None or schema.ragged:
+                    elements = elements_of(widened_columns(columns, narrowed))
+                else:
+                    elements = schema.decode(with_wide_values(columns, narrowed))
                 return self._add(elements, None if meta is None else [meta] * len(elements), note, keep)[0]
+            schema = schema or store.schema or schema_of(widened_columns(columns, narrowed))
             if schema is not store.schema and schema != store.schema:
                 columns = with_values(columns)
                 if store.schema is None or not len(self.table):
@@ -323,7 +346,7 @@ class Elements:
                 if not len(table):
                     return np.zeros(len(rows), bool)
                 raise SchemaMismatch('the elements are Python objects, which have no columns. Use update().')
-            check_patch(columns, table.columns.specs, len(rows), newer_than)
+            check_patch(columns, table.columns.specs, len(rows), newer_than, self.schema.ragged)
             with table.index.lock:
                 slots, found = table.index.find(rows)
                 versions = None

@@ -9,6 +9,8 @@ import logging
 from typing import Any, Callable, NamedTuple, Optional, Sequence
 
 from ding_store.columns import NotColumnar, Schema
+from ding_store.columns.merge import VaryingLength
+from ding_store.columns.ragged import Names
 from ding_store.errors import SchemaMismatch
 
 logger = logging.getLogger(__name__)
@@ -36,20 +38,30 @@ class Form(NamedTuple):
             )
 
 
-def first_form(elements: Sequence[Any], path: Optional[str]) -> Form:
+def first_form(elements: Sequence[Any], path: Optional[str], ragged: Names = ()) -> Form:
     """
     Overview:
         Return the form for the first elements of a table, whose directory is ``path``.
+    Arguments:
+        - ragged (:obj:`Union[str, Collection]`): The ragged leaves. If there are any, elements must be in columns.
     Raises:
         - SchemaMismatch: They do not fit together, or are Python objects and there is a path.
     """
     try:
-        return Form(Schema.infer(elements))
+        return Form(Schema.infer(elements, ragged=ragged))
     except SchemaMismatch as e:
+        if ragged:
+            raise advised(e) from e
         return _one_by_one(None, elements, e, path)
 
 
-def next_form(schema: Schema, merged: Callable[[Schema], Schema], elements: Sequence[Any], path: Optional[str]) -> Form:
+def next_form(
+    schema: Schema,
+    merged: Callable[[Schema], Schema],
+    elements: Sequence[Any],
+    path: Optional[str],
+    ragged: Names = (),
+) -> Form:
     """
     Overview:
         Return the form for the elements in columns of ``schema`` and for new elements, which do not fit them.
@@ -59,19 +71,29 @@ def next_form(schema: Schema, merged: Callable[[Schema], Schema], elements: Sequ
         - SchemaMismatch: The new elements cannot be stored beside those before them.
     """
     try:
-        return Form(merged(Schema.infer(elements, may_be_empty=True)))
+        return Form(merged(Schema.infer(elements, may_be_empty=True, ragged=ragged)))
     except SchemaMismatch as e:
+        if ragged:
+            raise advised(e) from e
         return _one_by_one(schema, elements, e, path)
 
 
-def check_fit(elements: Sequence[Any], path: Optional[str]) -> None:
+def advised(error: SchemaMismatch) -> SchemaMismatch:
+    """Return an error that names the option for leaves whose length varies, if that is the only difference."""
+    if not isinstance(error, VaryingLength):
+        return error
+    option = f'ragged=({error.path!r},)' if error.path else "ragged='all'"
+    return SchemaMismatch(f'{error}. If the first dimension varies, create the StoreBuffer with {option}.')
+
+
+def check_fit(elements: Sequence[Any], path: Optional[str], ragged: Names = ()) -> None:
     """
     Overview:
         Check that an empty table, whose directory is ``path``, would accept these elements.
     Raises:
         - SchemaMismatch: It would not.
     """
-    if first_form(elements, path).schema is None and path is not None:
+    if first_form(elements, path, ragged).schema is None and path is not None:
         for element in elements:
             try:
                 Schema.infer([element])
@@ -89,7 +111,7 @@ def refusal(path: str, reason: SchemaMismatch) -> SchemaMismatch:
 
 def _one_by_one(schema: Optional[Schema], elements: Sequence[Any], reason: SchemaMismatch, path: Optional[str]) -> Form:
     """Return the form of elements without a common schema, if there may be such."""
-    difference = _check_may_differ(schema, elements, reason)
+    difference = _check_may_differ(schema, elements, advised(reason))
     if isinstance(reason, NotColumnar) and path is not None:
         raise refusal(path, reason) from reason
     return Form(None, difference)

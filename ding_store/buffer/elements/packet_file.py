@@ -1,34 +1,45 @@
-"""The file of packets in a table directory, and its free space."""
+"""The packets of a table in one file, and its free space."""
 
 from __future__ import annotations
 
 import os
-import weakref
 from contextlib import suppress
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
-from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.extents import Extents
+from ding_store.buffer.elements.growing_file import GrowingFile
 from ding_store.buffer.elements.packets import Packet, Place
 from ding_store.buffer.persistence.directory_files import check_size
-from ding_store.buffer.persistence.journal import reserve, write_at
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table.rows import RowListener
 from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.buffer.table.table import Table
-from ding_store.errors import NotEnoughSpace
 from ding_store.power_cuts import sync_directory
 
 #: Names of columns that no element can have: signs in an element's names are escaped.
 PLACE, BYTES, CHECKSUM = '~place', '~bytes', '~checksum'
 SPECS: Dict[str, ColumnSpec] = {name: (np.dtype(np.int64), ()) for name in (PLACE, BYTES, CHECKSUM)}
 
-_NAME = 'packed'
-#: The file grows by this much, or by a quarter.
-_STEP_BYTES = 1 << 20
+NAME = 'packed'
+#: Packets begin at multiples of this.
+_ALIGNMENT = 64
+
+
+class Writable(Protocol):
+    """A packet that is about to be written."""
+
+    @property
+    def parts(self) -> Sequence[Array]:
+        """Its bytes, in pieces."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def checksum(self) -> int: ...
 
 
 class PacketFile(RowListener):
@@ -40,28 +51,40 @@ class PacketFile(RowListener):
         and found again when the table is opened. A row with an impossible position is damaged. It holds no bytes, and
         frees none when it leaves.
     Arguments:
-        - table (:obj:`Table`): A table with a path, which has packed elements or will have.
+        - table (:obj:`Table`): A table that has packets or will have. If it has no path, the file is private.
     Raises:
         - CorruptPayload: The file was truncated, so that packets of several rows are missing. The file is unchanged.
     """
 
     def __init__(self, table: Table) -> None:
-        assert table.table_dir is not None
         self._table, self._table_dir = table, table.table_dir
-        self.path = table.table_dir.file(_NAME)
-        self._check_file()
-        self._descriptor = private_files.opener(self.path, os.O_RDWR | os.O_CREAT)
-        # Do not close it before the last reader has finished.
-        weakref.finalize(self, os.close, self._descriptor)
-        self._num_reserved = os.fstat(self._descriptor).st_size
+        #: None if the file is private.
+        self.path: Optional[str] = None
+        #: Rows below this one were written by an earlier process, so that they may have been damaged since.
+        self.first_own_row = 0
+        if self._table_dir is None:
+            # Forked processes share the file.
+            table.columns.has_packets = True
+        else:
+            self.path, self.first_own_row = self._table_dir.file(NAME), table.next_row
+            self._check_file()
+        self._file = GrowingFile(self.path)
         self.find_free()
         self._cut()
-        if self._num_reserved:
-            # A copy of the file may have holes.
-            reserve(self._descriptor, self.path, 0, self._num_reserved)
+        self._file.reserve_all()
         table.index.listen(self)
 
-    def write(self, packets: Iterable[Packet]) -> Dict[str, Array]:
+    @property
+    def view(self) -> Array:
+        """The bytes of the file."""
+        return self._file.view
+
+    @property
+    def where(self) -> str:
+        """The table, for error messages."""
+        return _where(self._table_dir)
+
+    def write(self, packets: Iterable[Writable]) -> Dict[str, Array]:
         """
         Overview:
             Write packets to free bytes. The caller holds the table's write lock.
@@ -70,7 +93,7 @@ class PacketFile(RowListener):
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed. The same holds for exceptions from ``packets``.
         """
-        self._table_dir.check_open()
+        self._table.check_open()
         try:
             written = [self._append(packet) for packet in packets]
             self._sync()
@@ -85,18 +108,24 @@ class PacketFile(RowListener):
         delete it if the table's rows are not packed.
         """
         self.find_free()
-        if not self._table_dir.is_open():
+        if self._table_dir is not None and not self._table_dir.is_open():
             return
         if PLACE in self._table.columns:
             self._cut()
         else:
             self.remove()
 
+    def sizes_of(self, slots: Array) -> Array:
+        """Return the bytes that become free when these slots do."""
+        return self._held[1, slots]
+
     def find_free(self) -> None:
         """Find the bytes that no live row names."""
         with self._table.index.lock:
             #: Position and size by slot. These bytes are free when the row leaves. The columns may be damaged by then.
             self._held = np.zeros((2, self._table.capacity), np.int64)
+            #: The total size of the packets of all live rows.
+            self.used_bytes = 0
             if PLACE in self._table.columns:
                 self.published(self._sound(self._table.index.live_slots.astype(np.intp)))
             used = self._held[:, self._held[1] > 0]
@@ -113,7 +142,7 @@ class PacketFile(RowListener):
         return [Place(*each) for each in zip(*(values.tolist() for values in of_slots))]
 
     def read(self, place: Place) -> Packet:
-        return Packet(place.row, self._read(place.place, place.size), place.checksum)
+        return Packet(place.row, self._file.read(place.place, place.size), place.checksum)
 
     def check_left(self, place: Place) -> None:
         """
@@ -126,7 +155,7 @@ class PacketFile(RowListener):
         with index.lock:
             slots, found = index.find(np.array([place.row], np.int64))
             if found[0] and self.places(slots) == [place]:
-                raise self.read(place).damage(self._table_dir.path)
+                raise self.read(place).damage(self.where)
 
     @property
     def num_bytes(self) -> int:
@@ -136,32 +165,53 @@ class PacketFile(RowListener):
 
     def remove(self) -> None:
         """Delete the file, when no row is left. May be called again."""
-        with suppress(FileNotFoundError):
-            os.unlink(self.path)
+        if self.path is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
 
     def findings(self) -> List[str]:
         """Return all problems of the file."""
         index, columns = self._table.index, self._table.columns
         slots = index.slots_by_age().astype(np.intp)
         places, sizes = columns.read(PLACE, slots), columns.read(BYTES, slots)
+        places, sizes = places[sizes != 0], sizes[sizes != 0]
         order = np.argsort(places)
         ends = (places + sizes)[order]
         found = ['packets overlap'] if (ends[:-1] > places[order][1:]).any() else []
-        for place in self.places(slots):
+        for place in self.places(slots) if self.path is not None else ():
             packet = self.read(place)
             if not packet.is_whole:
-                found.append(str(packet.damage(self._table_dir.path)))
+                found.append(str(packet.damage(self.where)))
         return found
 
     def published(self, slots: Array) -> None:
-        columns = self._table.columns
-        if PLACE in columns:
-            self._held[:, slots] = columns.read(PLACE, slots), columns.read(BYTES, slots)
+        columns = self._table.columns.current
+        if PLACE not in columns:
+            return
+        if len(slots) == 1:
+            # Each append runs this. Operations on arrays take several times as long.
+            slot = slots.item(0)
+            size = -(-columns[BYTES].read(slots).item() // _ALIGNMENT) * _ALIGNMENT
+            self._held[0, slot], self._held[1, slot] = columns[PLACE].read(slots).item(), size
+            self.used_bytes += size
+            return
+        sizes = _aligned(columns[BYTES].read(slots))
+        self._held[:, slots] = columns[PLACE].read(slots), sizes
+        self.used_bytes += int(sizes.sum())
 
     def removed(self, slots: Array) -> None:
+        if len(slots) == 1:
+            slot = slots.item(0)
+            place, size = self._held.item(0, slot), self._held.item(1, slot)
+            if size:
+                self._extents.free(place, size)
+                self.used_bytes -= size
+                self._held[0, slot] = self._held[1, slot] = 0
+            return
         for place, size in self._held[:, slots].T.tolist():
             if size:
                 self._extents.free(place, size)
+                self.used_bytes -= size
         self._held[:, slots] = 0
 
     def settled(self, slots: Array) -> None:
@@ -179,6 +229,7 @@ class PacketFile(RowListener):
     def _check_file(self) -> None:
         """Check the size of the file. If only one row is beyond it, that row's place is damaged, not the file."""
         columns, index = self._table.columns, self._table.index
+        assert self.path is not None
         if PLACE in columns and index.count:
             ends = np.sort(columns.read(PLACE, index.live_slots) + columns.read(BYTES, index.live_slots))
             check_size(self.path, max(0, int(ends[:-1].max(initial=0))))
@@ -186,10 +237,11 @@ class PacketFile(RowListener):
     def _sound(self, slots: Array) -> Array:
         """Return the slots whose packets are in the file, and overlap with no others except damaged ones."""
         places, sizes = (self._table.columns.read(name, slots) for name in (PLACE, BYTES))
-        is_within = (places >= 0) & (sizes > 0) & (sizes <= self._num_reserved)
-        is_within &= places <= self._num_reserved - sizes
+        end = self._file.num_reserved
+        is_within = (places >= 0) & (sizes > 0) & (sizes <= end) & (places % _ALIGNMENT == 0)
+        is_within &= places <= end - sizes
         by_place = np.flatnonzero(is_within)[np.argsort(places[is_within], kind='stable')]
-        slots, starts, ends = slots[by_place], places[by_place], (places + sizes)[by_place]
+        slots, starts, ends = slots[by_place], places[by_place], (places + _aligned(sizes))[by_place]
         overlaps = np.zeros(len(slots), bool)
         overlaps[1:] = starts[1:] < np.maximum.accumulate(ends)[:-1]
         overlaps[:-1] |= ends[:-1] > starts[1:]
@@ -199,50 +251,40 @@ class PacketFile(RowListener):
         slots = slots[is_sound]
         return slots[np.unique(starts[is_sound], return_index=True)[1]]
 
-    def _reserve(self, end: int) -> None:
-        start = self._num_reserved
-        if end <= start:
-            return
-        ahead = max(end, start + max(_STEP_BYTES, start // 4))
-        try:
-            reserve(self._descriptor, self.path, start, ahead - start)
-        except NotEnoughSpace:
-            ahead = end
-            reserve(self._descriptor, self.path, start, ahead - start)
-        self._num_reserved = ahead
-
     def _cut(self) -> None:
         # A reader behind the end reads a row that left meanwhile, and repeats its read.
-        self._num_reserved = self._extents.end
-        os.ftruncate(self._descriptor, self._num_reserved)
+        self._file.cut(self._extents.end)
 
     def _sync(self) -> None:
-        if self._table_dir.fsync:
-            os.fdatasync(self._descriptor)
+        if self._table_dir is not None and self._table_dir.fsync:
+            self._file.sync()
             sync_directory(self._table_dir.path)
 
     def _write(self, place: int, data: Array) -> None:
-        write_at(self._descriptor, data.data, place)
+        self._file.write(place, data)
 
-    def _append(self, packet: Packet) -> Tuple[int, int, int]:
+    def _append(self, packet: Writable) -> Tuple[int, int, int]:
         """Write a packet. Return its position, size and checksum."""
-        place = self._extents.allocate(len(packet.data))
-        self._reserve(self._extents.end)
-        self._write(place, packet.data)
-        return place, len(packet.data), packet.checksum
+        size = packet.size
+        if size == 0:
+            return 0, 0, packet.checksum
+        if not self._file.expected_bytes:
+            self._file.expected_bytes = size * self._table.capacity
+        start = place = self._extents.allocate(-(-size // _ALIGNMENT) * _ALIGNMENT)
+        self._file.reserve(self._extents.end)
+        for part in packet.parts:
+            self._write(place, part)
+            place += len(part)
+        return start, size, packet.checksum
 
-    def _read(self, place: int, size: int) -> Array:
-        if not 0 <= place <= place + size <= self._num_reserved:
-            return np.empty(0, np.uint8)  # The place is damaged, and the checksum of the empty packet reveals it.
-        packet = np.empty(size, np.uint8)
-        done = 0
-        while done < size:
-            # One read returns less than 2 GiB, and nothing if a writer truncated the file meanwhile.
-            num_bytes = os.preadv(self._descriptor, [packet[done:].data], place + done)
-            if num_bytes == 0:
-                break
-            done += num_bytes
-        return packet
+
+def _where(table_dir: Optional[TableDirectory]) -> str:
+    return 'memory' if table_dir is None else table_dir.path
+
+
+def _aligned(sizes: Array) -> Array:
+    made: Array = -(-sizes // _ALIGNMENT) * _ALIGNMENT
+    return made
 
 
 def remove_leftover(table_dir: TableDirectory) -> None:
@@ -252,4 +294,4 @@ def remove_leftover(table_dir: TableDirectory) -> None:
     """
     if table_dir.is_open():
         with suppress(FileNotFoundError):
-            os.unlink(table_dir.file(_NAME))
+            os.unlink(table_dir.file(NAME))

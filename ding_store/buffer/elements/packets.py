@@ -33,6 +33,14 @@ class Packet(NamedTuple):
     checksum: int
 
     @property
+    def parts(self) -> List[Array]:
+        return [self.data]
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    @property
     def is_whole(self) -> bool:
         """True if the bytes are those that were written."""
         return _checksum(self.data) == self.checksum

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, Optional, Tuple
+from typing import Any, Collection, Dict, Mapping, Optional, Tuple
 
 import numpy as np
 import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.packet_file import SPECS
 from ding_store.buffer.elements.raw_columns import PRESENCE
 from ding_store.buffer.table.row_choices import as_rows, to_row
 from ding_store.buffer.table.specs import Columns, ColumnSpec, check_columns
@@ -49,13 +50,23 @@ def patch_columns(patch: Any) -> Dict[str, Array]:
 
 
 def check_patch(
-    columns: Columns, specs: Mapping[str, ColumnSpec], num_rows: int, newer_than: Optional[str] = None
+    columns: Columns,
+    specs: Mapping[str, ColumnSpec],
+    num_rows: int,
+    newer_than: Optional[str] = None,
+    ragged: Collection[str] = (),
 ) -> None:
     """
+    Arguments:
+        - ragged (:obj:`Collection[str]`): Names of ragged leaves, which cannot be patched.
     Raises:
         - SchemaMismatch: A column is unknown, or of another dtype, shape or length. Or rows may lack it. Or
           ``newer_than`` is no column of one integer per row.
     """
+    if ragged:
+        specs = {name: spec for name, spec in specs.items() if name not in ragged and name not in SPECS}
+        for name in sorted(set(ragged) & set(columns)):
+            raise SchemaMismatch(f'patch: {name!r} is ragged. Replace whole elements with update().')
     check_columns(specs, columns, num_rows, partial=True)
     for name in columns:
         parts = name.split('/')

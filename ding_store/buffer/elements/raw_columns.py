@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, List, Mapping
 
 import numpy as np
 import torch
@@ -27,6 +27,23 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
     """
     if not columns or not all(np.ndim(column) and len(column) for column in columns.values()):
         raise SchemaMismatch(f'the first columns need at least one name and one row each, got {sorted(columns)}')
+    return Schema.infer([_element_of(columns, 0)])
+
+
+def elements_of(columns: Mapping[str, Any]) -> List[Any]:
+    """
+    Overview:
+        Return the rows of columns as trees of tensors. A column may be a list of arrays of different lengths.
+    Raises:
+        - SchemaMismatch: The columns differ in their number of rows, or torch has no such dtype.
+    """
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) != 1:
+        raise SchemaMismatch(f'the columns {sorted(columns)} must have the same number of rows, got {sorted(lengths)}')
+    return [_element_of(columns, row) for row in range(lengths.pop())]
+
+
+def _element_of(columns: Mapping[str, Any], row: int) -> ttorch.Tensor:
     tree: Dict[str, Any] = {}
     for path, column in columns.items():
         *parents, name = path.split('/')
@@ -34,10 +51,10 @@ def schema_of(columns: Mapping[str, Array]) -> Schema:
         for parent in parents:
             place = place.setdefault(parent, {})
         try:
-            place[name] = torch.as_tensor(column[0].copy())
+            place[name] = torch.as_tensor(np.array(column[row]))
         except TypeError as e:
-            raise SchemaMismatch(f'column {path!r} has dtype {column.dtype}, which torch does not support') from e
-    return Schema.infer([ttorch.Tensor(create_storage(tree))])
+            raise SchemaMismatch(f'column {path!r} has dtype {column[row].dtype}, which torch does not support') from e
+    return ttorch.Tensor(create_storage(tree))
 
 
 def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> Mapping[str, Array]:

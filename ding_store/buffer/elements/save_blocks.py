@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import IO, Callable, Dict, List, Mapping, Tuple
+from typing import IO, Callable, Dict, Iterable, List, Mapping, Tuple
 
 import numpy as np
 
@@ -145,12 +145,7 @@ class PacketBlocks(Blocks):
         with self._index.lock:
             slots, found = self._index.find(rows)
             places = self._packets.places(slots[found])
-        head = np.array([(place.row, place.size, place.checksum) for place in places], np.int64).reshape(-1, 3).T
-        encoded = head.tobytes()
-        self._file.write(encoded)
-        self.lengths.append(len(places))
-        self.sizes.append(len(encoded) + int(head[1].sum()))
-        self.checksums.append(zlib.crc32(encoded))
+        write_packets(self, self._file, [(place.row, place.size, place.checksum) for place in places], ())
         whole = []
         for place in places:
             packet = self._packets.read(place)
@@ -169,3 +164,21 @@ class PacketBlocks(Blocks):
         with self._table.write_lock:
             if self._is_current():
                 self._packets.check_left(place)
+
+
+def write_packets(blocks: Blocks, file: IO[bytes], head: List[Tuple[int, int, int]], packets: Iterable[Array]) -> None:
+    """
+    Overview:
+        Write a block of packets.
+    Arguments:
+        - head (:obj:`List`): Row number, size and checksum of each packet.
+        - packets (:obj:`Iterable`): Their bytes. The caller may also write them afterwards.
+    """
+    table = np.array(head, np.int64).reshape(-1, 3).T
+    encoded = table.tobytes()
+    file.write(encoded)
+    blocks.lengths.append(len(head))
+    blocks.sizes.append(len(encoded) + int(table[1].sum()))
+    blocks.checksums.append(zlib.crc32(encoded))
+    for packet in packets:
+        file.write(packet.data)

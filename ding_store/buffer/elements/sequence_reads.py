@@ -13,6 +13,7 @@ from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.sequences.sequence_batch import SequenceBatch, in_steps, sequence_batch
 from ding_store.buffer.sequences.states import States
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Ragged, ragged_lengths
 
 
 class Episodes(NamedTuple):
@@ -22,6 +23,7 @@ class Episodes(NamedTuple):
         are padded with zeros. It can be used as a list of B sequences, as in ``sample_sequences``. ``lengths``:
         ``(B,)``, int64. ``mask``: ``(T, B)``, float32, 1 at steps and 0 at padding. ``rows``: the rows of all steps,
         episode by episode. ``elements()``: the list of steps of each episode, views of one gathered batch.
+        ``leaf_lengths``: for each ragged leaf its lengths without padding, ``(T, B)``.
     """
 
     data: SequenceBatch
@@ -29,12 +31,16 @@ class Episodes(NamedTuple):
     mask: torch.Tensor
     rows: Array
     elements: Callable[[], List[List[Any]]]
+    leaf_lengths: Mapping[str, Array] = {}
 
 
 def read_sequences(
     elements: Elements, choose: Choose, length: int
-) -> Tuple[Array, SequenceBatch, Callable[[], List[List[Any]]]]:
-    """Read slots chosen step by step ``(length * B,)``: rows ``(length, B)``, a time-major batch, and elements."""
+) -> Tuple[Array, SequenceBatch, Callable[[], List[List[Any]]], Mapping[str, Array]]:
+    """
+    Read slots chosen step by step ``(length * B,)``. Return rows ``(length, B)``, a time-major batch, elements, and the
+    lengths of ragged leaves.
+    """
     rows, schema, columns, output = elements.gather(choose)
     tree = output.batch(length)
     size = len(rows) // length
@@ -46,7 +52,8 @@ def read_sequences(
         steps = schema.decode(columns)
         return [steps[place::size] for place in range(size)]
 
-    return rows.reshape(length, size), data, decode
+    lengths = {name: each.reshape(length, size) for name, each in ragged_lengths(schema, columns).items()}
+    return rows.reshape(length, size), data, decode, lengths
 
 
 def read_unrolled(elements: Elements, choose: Choose) -> Tuple[Array, SequenceBatch, Callable[[], List[Any]]]:
@@ -77,10 +84,14 @@ def read_episodes(elements: Elements, choose: Choose, lengths_of: Callable[[], A
         steps, ends = schema.decode(columns), np.cumsum(lengths).tolist()
         return [steps[end - length : end] for end, length in zip(ends, lengths.tolist())]
 
-    return Episodes(data, lengths, torch.from_numpy(is_there.astype(np.float32)), rows, decode)
+    leaf_lengths = {name: each.reshape(longest, size) for name, each in ragged_lengths(schema, padded).items()}
+    return Episodes(data, lengths, torch.from_numpy(is_there.astype(np.float32)), rows, decode, leaf_lengths)
 
 
-def _padded(column: Array, places: Array, is_there: Array) -> Array:
+def _padded(column: Any, places: Array, is_there: Array) -> Any:
+    if isinstance(column, Ragged):
+        array = _padded(column.padded, places, is_there)
+        return Ragged(_padded(column.lengths, places, is_there), lambda: list(array), array)
     padded = np.zeros((*is_there.shape, *column.shape[1:]), column.dtype)
     padded[is_there] = column[places]
     return padded.reshape(-1, *column.shape[1:])

@@ -11,6 +11,7 @@ from ding_store.buffer.elements.element_store import ElementStore, NoElements
 from ding_store.buffer.elements.object_elements import ObjectElements
 from ding_store.buffer.elements.packed_elements import INFO, PackedElements
 from ding_store.buffer.elements.packet_file import SPECS, remove_leftover
+from ding_store.buffer.elements.ragged_elements import RaggedElements, specs_of
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
@@ -23,7 +24,7 @@ def new_store(table: Table, schema: Optional[Schema]) -> ElementStore:
     if the table has a path.
     """
     if schema is not None:
-        return ColumnElements(table, schema)
+        return RaggedElements(table, schema) if schema.ragged else ColumnElements(table, schema)
     return ObjectElements(table) if table.table_dir is None else PackedElements(table)
 
 
@@ -41,8 +42,9 @@ def opened_store(table: Table) -> ElementStore:
     is_packed = _is_packed(table_dir)
     if is_packed and len(table):
         return PackedElements(table)
-    store = NoElements(table) if is_packed or table.info is None else ColumnElements(table, _stored_schema(table))
-    remove_leftover(table_dir)
+    store = NoElements(table) if is_packed or table.info is None else new_store(table, _stored_schema(table))
+    if store.file is None:
+        remove_leftover(table_dir)
     return store
 
 
@@ -73,9 +75,8 @@ def _stored_schema(table: Table) -> Schema:
     path = table.table_dir.path
     try:
         schema = Schema.from_json(table.info)
-        columns = schema.columns()
     except SchemaMismatch as e:
         raise CorruptPayload(f'the header in {path!r} holds no valid schema of elements: {e}') from e
-    if columns != table.columns.specs:
+    if specs_of(schema) != table.columns.specs:
         raise CorruptPayload(f'the header in {path!r} names other columns than those of its schema')
     return schema

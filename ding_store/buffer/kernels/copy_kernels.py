@@ -24,6 +24,7 @@ from ding_store.compiled.cache_lines import (
 _INTS = 'int64[::1]'
 GATHER = f'void({_INTS}, {_INTS}, {_INTS}, {_INTS}, int64, boolean)'
 PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
+COPY_ITEMS = f'void(int64, {_INTS}, {_INTS}, uint8[::1], {_INTS}, boolean)'
 #: The input may be read-only, such as memory of another process.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
 _LEVELS = types.Array(types.uint8, 2, 'C', readonly=True)
@@ -128,6 +129,26 @@ def put(sources: Array, sizes: Array, targets: Array, slot: int) -> None:
         else:
             copy_bytes(target, source, size)
     finish()
+
+
+def copy_items(source: int, starts: Array, sizes: Array, target: Array, places: Array, is_far: bool) -> None:
+    """
+    Overview:
+        Copy items of varying size. Item ``i`` has ``sizes[i]`` bytes, which are ``starts[i]`` bytes behind the address
+        ``source``. It is copied to ``places[i]`` of the target. The bytes behind it, up to ``places[i + 1]``, become
+        zero.
+    """
+    address = target.ctypes.data
+    for i in range(starts.shape[0]):
+        place, size = places[i], sizes[i]
+        if is_far and size >= _STREAMED_BYTES:
+            stream(address + place, source + starts[i], size)
+        else:
+            copy_bytes(address + place, source + starts[i], size)
+        for k in range(place + size, places[i + 1]):
+            target[k] = 0
+    if is_far:
+        finish()
 
 
 def _float_bits(context: Any, value: Any) -> Any:

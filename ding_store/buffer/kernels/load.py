@@ -27,6 +27,7 @@ class Kernels(NamedTuple):
     gather_freely: Callable[..., None]
     put: Callable[..., None]
     put_freely: Callable[..., None]
+    copy_items: Callable[..., None]
     free: Callable[..., None]
     retire: Callable[..., bool]
     publish: Callable[..., None]
@@ -77,6 +78,7 @@ def _compile(compiled: Compiler) -> Kernels:
         # These take up to milliseconds, in which other threads may run.
         gather_freely=compiled(copy_kernels.GATHER, copy_kernels.gather, nogil=True),
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
+        copy_items=compiled(copy_kernels.COPY_ITEMS, copy_kernels.copy_items, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
         intern=compiled(frame_kernels.INTERN, frame_kernels.intern, nogil=True),

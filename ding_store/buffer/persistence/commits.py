@@ -235,6 +235,12 @@ def _decode_note(note: bytes) -> Dict[str, Any]:
     return decoded
 
 
+def next_row_in(region: mmap.mmap) -> int:
+    """Return the next row of the newest record, while another process writes records."""
+    records = [record for record in (_record_at(region, start) for start in _STARTS) if record is not None]
+    return max(records)[1] if records else 0
+
+
 _STARTS = (0, _PAGE + NOTE_BYTES)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -12,8 +12,12 @@ from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.stores import new_store
 from ding_store.buffer.sequences.breaks import Break
 from ding_store.buffer.table.columns import TableColumns
+from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.narrowing import candidates
+from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Names
+from ding_store.errors import SchemaMismatch
 
 
 class Loaded(NamedTuple):
@@ -22,7 +26,8 @@ class Loaded(NamedTuple):
         Loaded elements, ordered by age.
     Arguments:
         - schema (:obj:`Optional[Schema]`): None if the elements are Python objects, or if there are none.
-        - parts (:obj:`Iterator`): Columns of consecutive rows, in chunks. Narrow columns are bytes or float32.
+        - parts (:obj:`Iterator`): Columns of consecutive rows, in chunks. Narrow columns are bytes or float32. Not used
+          if there are objects.
         - narrow (:obj:`Optional[List[str]]`): Columns that can be stored as bytes. If None, the first part decides.
         - objects (:obj:`Optional[Iterable]`): Elements that are not in columns, or their packets, which are whole.
         - metas (:obj:`List`): One per row, or none at all.
@@ -51,6 +56,7 @@ def replace(elements: Elements, loaded: Loaded) -> None:
           exceptions from ``parts`` and ``objects``.
     """
     table, metas, sequences = elements.table, elements.metas, elements.sequences
+    loaded = _with_ragged(loaded, elements.ragged)
     rows, slots = loaded.rows, np.arange(len(loaded.rows))
 
     def cleared() -> None:
@@ -70,8 +76,9 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                 sequences.replaced()
 
             try:
-                _fill(columns, loaded)
-                if loaded.objects is not None:
+                if loaded.objects is None:
+                    _fill(columns, loaded, store.specs)
+                else:
                     _adopt(columns, store, slots, loaded.objects)
                 records = metas.records_of(rows, loaded.metas)
                 sequences.breaks.prepare(loaded.breaks)
@@ -83,6 +90,31 @@ def replace(elements: Elements, loaded: Loaded) -> None:
                 raise
 
 
+def _with_ragged(loaded: Loaded, names: Names) -> Loaded:
+    """
+    Overview:
+        Return the contents in the form that a buffer with these ragged leaves has.
+    Raises:
+        - SchemaMismatch: They cannot have that form.
+    """
+    if not names:
+        return loaded
+    if not len(loaded.rows):
+        return loaded._replace(schema=None, objects=None)
+    if loaded.schema is None:
+        raise SchemaMismatch(f'a buffer with ragged leaves {names!r} cannot load elements without a common schema')
+    schema, parts = loaded.schema.with_ragged(names), loaded.parts
+    if loaded.objects is not None or schema == loaded.schema:
+        return loaded._replace(schema=schema)
+
+    def elements() -> Iterator[Any]:
+        for part in parts:
+            narrowed = [name for name in loaded.narrow or () if part[name].dtype == np.uint8]
+            yield from loaded.schema.decode(with_wide_values(part, narrowed))
+
+    return loaded._replace(schema=schema, objects=elements())
+
+
 def _adopt(columns: TableColumns, store: ElementStore, slots: Array, objects: Iterable[Any]) -> None:
     """Put elements that are not in columns into a store, and what it stores in columns into these."""
     columns.add(store.specs)
@@ -90,11 +122,11 @@ def _adopt(columns: TableColumns, store: ElementStore, slots: Array, objects: It
     columns.fill(0, store.adopt(slots, objects))
 
 
-def _fill(columns: TableColumns, loaded: Loaded) -> None:
-    """Write all parts to the columns."""
+def _fill(columns: TableColumns, loaded: Loaded, specs: Mapping[str, ColumnSpec]) -> None:
+    """Write all parts to columns of these specs."""
     if loaded.schema is None:
         return
-    specs, parts = loaded.schema.columns(), loaded.parts
+    parts = loaded.parts
     first = next(parts, None)
     columns.add(specs, candidates(specs, first or {}) if loaded.narrow is None else loaded.narrow)
     columns.reserve(len(loaded.rows))

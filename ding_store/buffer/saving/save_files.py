@@ -14,6 +14,7 @@ from typing import IO, Any, Callable, Dict, Iterable, Iterator, List, Optional
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.elements import Elements
+from ding_store.buffer.elements.ragged_elements import saved_elements
 from ding_store.buffer.elements.save_blocks import BLOCK_BYTES
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.saving import loads, saves
@@ -100,11 +101,17 @@ def load(file_name: str, elements: Elements) -> Optional[Dict[str, int]]:
 def duplicate(elements: Elements, memo: Dict[int, Any]) -> Elements:
     """Return a private copy with the same row numbers."""
     with elements.table.write_lock:
-        twin = Elements(elements.table.capacity, share_frames=elements.table.columns.share_frames)
+        twin = _empty_like(elements)
         kept = contents(elements)
         objects, metas = copy.deepcopy((kept.objects, kept.metas), memo)
         loads.replace(twin, _of(elements, kept._replace(objects=objects, metas=metas)))
         return twin
+
+
+def _empty_like(elements: Elements) -> Elements:
+    """Return private elements with the same settings."""
+    is_sharing = elements.table.columns.share_frames
+    return Elements(elements.table.capacity, share_frames=is_sharing, ragged=elements.ragged)
 
 
 def _of(elements: Elements, kept: Contents) -> Loaded:
@@ -112,7 +119,7 @@ def _of(elements: Elements, kept: Contents) -> Loaded:
     parts, metas = _gathered(elements.table, kept.rows), _by_place(kept.metas, len(kept.rows))
     narrow = list(elements.table.columns.narrow)
     objects: Optional[Iterable[Any]] = kept.objects
-    if objects is None and elements.schema is None and len(kept.rows):
+    if objects is None and (elements.schema is None or elements.schema.ragged) and len(kept.rows):
         objects = _one_by_one(elements, kept.rows)
     breaks = elements.sequences.breaks.list()
     return Loaded(elements.schema, parts, narrow, kept.rows, objects, metas, kept.next_row, breaks=breaks)
@@ -144,7 +151,11 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         metas, objects = saved.extras()
         metas, objects = _by_place(metas, len(saved.rows)), objects and list(objects)
         schema = None if saved.schema is None else Schema.from_json(saved.schema)
-        if schema is not None and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs:
+        if (
+            schema is not None
+            and not saved.is_packed
+            and stored_specs(schema.columns(), saved.narrow or ()) != saved.specs
+        ):
             raise CorruptPayload(f'{file_name!r} is damaged: its columns are not those of its schema')
     except (StoreError, OSError):
         raise
@@ -154,11 +165,13 @@ def _saved(file: IO[bytes], file_name: str, capacity: int) -> Loaded:
         # json, pickle and numpy raise various errors for damaged or foreign files.
         raise CorruptPayload(f'{file_name!r} cannot be read: it is damaged, or from another program ({e!r})') from e
     skipped = max(0, len(saved.rows) - capacity)
-    parts = saved.read(skipped, BLOCK_BYTES) if schema is not None else iter(())
+    parts = saved.read(skipped, BLOCK_BYTES) if schema is not None and not saved.is_packed else iter(())
     narrow = None if saved.narrow is None else list(saved.narrow)
     listed: Optional[Iterable[Any]] = objects and objects[skipped:]
     if isinstance(saved, PackedSave):
         listed = saved.packets(skipped)
+        if schema is not None:
+            listed = saved_elements(schema, listed)
     rows = saved.rows[skipped:]
     return Loaded(schema, parts, narrow, rows, listed, metas[skipped:], saved.next_row, saved.counts, saved.breaks)
 
@@ -187,7 +200,7 @@ def _stock(file_name: str, elements: Elements) -> Loaded:
         raise
     except Exception as e:
         raise CorruptPayload(f'{file_name!r} is not a buffer that hickle can load, or is truncated ({e!r})') from e
-    twin = Elements(elements.table.capacity, share_frames=elements.table.columns.share_frames)
+    twin = _empty_like(elements)
     for item in items:
         if hasattr(item, 'data') and hasattr(item, 'meta'):
             twin.append([item.data], [item.meta])

@@ -119,9 +119,10 @@ class SaveWriter:
 
     def _begin(self, start: int) -> None:
         store = self._elements.store
-        schema, columns = store.schema, [] if store.schema is None else self._table.columns.stored_columns()
         self._blocks = store.blocks(self._file, lambda: self._elements.store is store)
-        groups = [] if store.schema is None else columns_by_pool(self._table.columns.current)
+        schema, has_columns = store.schema, store.schema is not None and not self._blocks.is_packed
+        columns = self._table.columns.stored_columns() if has_columns else []
+        groups = [] if not has_columns else columns_by_pool(self._table.columns.current)
         frames = [[next(iter(group.values())).frame_shape, list(group)] for group in groups]
         header: Dict[str, Any] = {
             'version': VERSION_OF_FRAMES if frames else VERSION,
@@ -442,6 +443,8 @@ class PackedSave(Save):
         Raises:
             - CorruptPayload: A packet is damaged.
         """
+        if not len(self._lengths):
+            return
         heads = [self._head(number) for number in range(len(self._lengths))]
         starts = [
             offset + 24 * len(head[1]) + np.cumsum(head[1]) - head[1] for offset, head in zip(self._offsets, heads)

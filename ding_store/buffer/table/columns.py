@@ -92,6 +92,8 @@ class TableColumns:
         self._num_judged = 0
         #: Slots from this one on were never written.
         self.num_used = 0
+        #: True if the rows have packets in a private file.
+        self.has_packets = False
         #: Name -> number of updates that changed this column's values, for columns that a caller registered here.
         self.num_changes: Dict[str, int] = {}
 
@@ -143,7 +145,7 @@ class TableColumns:
     def has_files(self) -> bool:
         """True if forked processes share the contents of the columns."""
         layout = self._layout
-        return layout.memory.has_files or any(pool.has_files for pool in layout.pools)
+        return self.has_packets or layout.memory.has_files or any(pool.has_files for pool in layout.pools)
 
     @property
     def _memory(self) -> ColumnMemory:
