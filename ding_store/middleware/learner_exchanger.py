@@ -73,7 +73,12 @@ class LearnerExchanger(Exchanger):
                 'task.use(parts.Checkpointer(policy)) as its last middleware, or remove store.checkpoint.'
             )
         if path is not None and plan.replay is not None:
+            growth = plan.replay.growth
+            if growth is not None:
+                growth.fit(path)
             self._consumer_offset.keep_in(plan.replay, path, checkpoints.run if checkpoints is not None else None)
+            if growth is not None:
+                growth.begin()
         if checkpoints is None:
             self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
