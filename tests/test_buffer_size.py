@@ -31,7 +31,7 @@ def curve(directory, size, seed, *returns):
 
 
 def test_tiny_run_grows_and_is_resumed(monkeypatch, capsys, tmp_path):
-    arguments = ['cartpole', '--sizes', '64-100', '--seeds', '3', '--env-steps', '120', '--directory', str(tmp_path)]
+    arguments = ['cartpole', '--sizes', '64-100', '--seeds', '3', '--env-steps', '96', '--directory', str(tmp_path)]
     environment = {**os.environ, 'PYTHONPATH': str(ROOT)}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, timeout=240, env=environment
