@@ -171,11 +171,45 @@ class LearnersConfig:
         return cls(**block)
 
 
+@dataclass(frozen=True)
+class GrowthConfig:
+    """
+    Overview:
+        The key ``replay_growth`` of the settings: the replay has few elements at first, and more with the env steps.
+    Arguments:
+        - start (:obj:`int`): Its size at env step 0.
+        - env_steps (:obj:`int`): The env step at which it reaches its full size, ``replay_buffer_size``.
+    """
+
+    start: int = _setting(0, least=1)
+    env_steps: int = _setting(0, least=1)
+
+    def __post_init__(self) -> None:
+        _check_settings(self, 'store.replay_growth')
+
+    @classmethod
+    def from_block(cls, block: Any) -> Optional[GrowthConfig]:
+        """Read the key: a dict with ``start`` and ``env_steps``, or None."""
+        if block is None or isinstance(block, cls):
+            return block
+        keys = [each.name for each in fields(cls)]
+        if not isinstance(block, Mapping) or not all(key in block for key in keys):
+            raise ConfigError(
+                f'store.replay_growth ({block!r}) must be None or a dict such as dict(start=1000, env_steps=50000)'
+            )
+        for key in block:
+            if key not in keys:
+                raise ConfigError(unknown_key('store.replay_growth', str(key), keys))
+        return cls(**block)
+
+
 #: Why checkpoints are refused for DI-engine's serial pipelines.
 NOT_SERIAL = (
     'is for task pipelines. With `ding -m serial`, remove it and use the save_ckpt_* and load_ckpt hooks of '
     "DI-engine's learner."
 )
+#: Why a replay that grows is refused there.
+GROWS_NOT_IN_SERIAL = 'is for task pipelines, which push by data_pusher. With `ding -m serial`, remove it.'
 #: DI-engine's buffer types without priorities.
 PLAIN_TYPES = ('naive', 'episode', 'sequence')
 
@@ -226,6 +260,8 @@ class StoreConfig:
         - prefetch (:obj:`int`): Number of batches that a thread of the replay gathers ahead, while the policy trains.
         - share_frames (:obj:`Union[str, bool]`): 'auto': the replay keeps frames that recur in several rows once, and
             chunks have each frame once. False: each row has its own.
+        - replay_growth (:obj:`Optional[GrowthConfig]`): The replay grows with the env steps up to its full size. None:
+            it has its full size from the beginning.
         - checkpoint (:obj:`Optional[CheckpointConfig]`): None: if a learner crashes, its model and replay are lost.
         - learners (:obj:`Optional[LearnersConfig]`): Settings of several learners. None: their defaults.
         - weights_dtype (:obj:`Optional[str]`): 'float16' or 'bfloat16': a policy's floats are rounded to this type when
@@ -260,6 +296,7 @@ class StoreConfig:
     record: Optional[str] = None
     prefetch: int = _setting(0, least=0)
     share_frames: Union[str, bool] = _setting('auto', choices=('auto', False))
+    replay_growth: Optional[GrowthConfig] = None
     checkpoint: Optional[CheckpointConfig] = None
     learners: Optional[LearnersConfig] = None
     weights_dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
@@ -334,8 +371,11 @@ class StoreConfig:
         settings['run'] = run_name(run) if isinstance(run, str) else run
         checkpoint = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'], environment.checkpoint)
         settings['learners'] = LearnersConfig.from_block(settings.get('learners'))
+        settings['replay_growth'] = GrowthConfig.from_block(settings.get('replay_growth'))
         settings.update(checkpoint=checkpoint, launched=environment.launched, joined=environment.joined)
         settings.update(num_learners=int(environment.learners or 1), rank=int(environment.rank or 0))
+        if settings['replay_growth'] is not None and settings['num_learners'] > 1:
+            raise ConfigError('store.replay_growth is for runs with one learner. Remove it, or use learner=1.')
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:
@@ -441,12 +481,16 @@ def enable(main_config: Any, create_config: Any) -> bool:
     Raises:
         - ConfigError: An unknown key or a bad value in the block.
     """
-    config = StoreConfig.from_block(main_config.get('store'))
+    block = main_config.get('store')
+    config = StoreConfig.from_block(block)
     # Not config.checkpoint, which `ding-store run --checkpoint` sets too: a task pipeline may import this config.
-    if config.enable and (main_config.get('store') or {}).get('checkpoint'):
+    if config.enable and (block or {}).get('checkpoint'):
         raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
     if config.enable and config.record is not None:
         raise ConfigError(f'store.record ({config.record!r}) is for task pipelines with roles. Remove it.')
+    # Nor config.replay_growth, which `ding-store run --set` sets too.
+    if config.enable and (block or {}).get('replay_growth'):
+        raise ConfigError(f'store.replay_growth {GROWS_NOT_IN_SERIAL}')
     if config.enable:
         stock = create_config.get('replay_buffer', {})
         settings = as_store(stock)

@@ -114,6 +114,14 @@ def options(task: str, kind: str, seed: int):
 
 def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
     """Train one run in this process, which is the run's own, in the run's directory."""
+    train(TASKS[task_name]['main'], options(task_name, kind, seed), minutes)
+
+
+def train(main: str, given, minutes: float, measure=lambda ctx, is_evaluated: {}) -> None:
+    """
+    Train by a main in this process, and write its curve into the working directory. `measure` is called at the end of
+    each round of the loop, with whether it evaluated the policy. It returns further figures for a point of the curve.
+    """
     import importlib
 
     from ding.framework import task
@@ -125,9 +133,11 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
 
     def note(ctx) -> None:
         seconds = time.monotonic() - began
-        if seen[0] != (ctx.last_eval_iter, ctx.last_eval_value) and ctx.last_eval_value > -1e9:
+        is_evaluated = seen[0] != (ctx.last_eval_iter, ctx.last_eval_value) and ctx.last_eval_value > -1e9
+        further = measure(ctx, is_evaluated)
+        if is_evaluated:
             seen[0] = (ctx.last_eval_iter, ctx.last_eval_value)
-            point = dict(env_step=int(ctx.env_step), train_iter=int(ctx.train_iter), seconds=seconds)
+            point = dict(env_step=int(ctx.env_step), train_iter=int(ctx.train_iter), seconds=seconds, **further)
             with curve.open('a') as out:
                 out.write(json.dumps({**point, 'mean_return': float(ctx.last_eval_value)}) + '\n')
         if seconds > 60 * minutes and not task.finish:
@@ -138,7 +148,7 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
         run()
 
     task.run = timed_run
-    importlib.import_module(TASKS[task_name]['main']).main(options(task_name, kind, seed))
+    importlib.import_module(main).main(given)
     Path('ended').write_text(ended_by[0])
 
 
@@ -177,20 +187,20 @@ def random_returns(task_name: str, directory: Path) -> list:
 
 
 class Run:
-    """A run in another process. Its output and curve are in its directory."""
+    """
+    A run in another process, which executes `arguments` of this interpreter. Its output and curve are in its directory.
+    """
 
-    def __init__(self, task: str, kind: str, seed: int, minutes: float, directory: Path):
+    def __init__(self, directory: Path, max_env_step: int, arguments: list):
         from ding_store.parent_death import end_with
 
-        self.name, self.directory = f'{task}-{kind}-s{seed}', directory / f'{task}-{kind}-s{seed}'
-        self.max_env_step = TASKS[task]['max_env_step']
+        self.name, self.directory, self.max_env_step = directory.name, directory, max_env_step
         self.directory.mkdir(exist_ok=True)
-        command = [sys.executable, str(Path(__file__).resolve()), task, '--one', kind, str(seed)]
         # One thread each, so that simultaneous runs do not share cores.
         environment = {'OMP_NUM_THREADS': '1', **os.environ, 'PYTHONPATH': str(ROOT)}
         with open(self.directory / 'out', 'wb') as out:
             self.process = subprocess.Popen(
-                [*command, '--minutes', str(minutes)], cwd=self.directory, env=environment, stdout=out, stderr=out,
+                [sys.executable, *arguments], cwd=self.directory, env=environment, stdout=out, stderr=out,
                 preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGKILL),
             )  # fmt: skip
 
@@ -217,21 +227,31 @@ def read_curve(directory: Path) -> list:
 
 
 def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, directory: Path) -> None:
-    """Run all runs that have not ended before, `jobs` at a time, with a line of progress."""
-    waiting, running = [], []
+    """Run all runs that have not ended before."""
+    runs = {}
     for task in tasks:
         returns = random_returns(task, directory)
         print(f'{task}: a random policy returns {sum(returns) / len(returns):.1f} over {len(returns)} episodes')
-        waiting += [(task, kind, seed) for seed in seeds for kind in kinds]
+        for seed, kind in itertools.product(seeds, kinds):
+            arguments = [str(Path(__file__).resolve()), task, '--one', kind, str(seed), '--minutes', str(minutes)]
+            runs[directory / f'{task}-{kind}-s{seed}'] = (TASKS[task]['max_env_step'], arguments)
+    run_all(runs, minutes, jobs)
+
+
+def run_all(runs: dict, minutes: float, jobs: int) -> None:
+    """
+    Run all runs that have not ended before, `jobs` at a time, with a line of progress. `runs` has for each directory
+    the run's last env step and its arguments.
+    """
+    waiting, running = list(runs.items()), []
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                task, kind, seed = waiting.pop(0)
-                own = directory / f'{task}-{kind}-s{seed}'
+                own, (max_env_step, arguments) = waiting.pop(0)
                 if has_ended(own, minutes):
                     print(f'{own.name} has ended before; remove {own} to run it again')
                 else:
-                    running.append(Run(task, kind, seed, minutes, directory))
+                    running.append(Run(own, max_env_step, arguments))
             time.sleep(2.0)
             if sys.stdout.isatty():
                 print('\r\x1b[K' + '   '.join(map(str, running)), end='', flush=True)

@@ -285,7 +285,7 @@ def _patch_worker(module: Any) -> None:
 
     @functools.wraps(stock)
     def create_buffer(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_checkpoint()
+        _refuse_task_settings()
         if cfg.type not in CONFIG_TYPES:
             return stock(cfg, *args, **kwargs)
         _note_use('ding.worker.create_buffer')
@@ -316,7 +316,7 @@ def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
         return (StoreBufferWrapper,)
 
     def make(cfg: Any, *args: Any, **kwargs: Any) -> Any:
-        _refuse_checkpoint()
+        _refuse_task_settings()
         _note(REPLAY)
         return ours()[0](EasyDict(as_store({**cfg, 'type': type_})), *args, **kwargs)
 
@@ -327,8 +327,12 @@ def _patch_config_buffer(name: str, type_: str, packages: tuple) -> None:
     _export(sys.modules[stock.__module__], name, stand_in)
 
 
-def _refuse_checkpoint() -> None:
-    from ding_store.config import NOT_SERIAL
+def _refuse_task_settings() -> None:
+    """Refuse settings of ``ding-store run`` that only task pipelines have."""
+    from ding_store.config import GROWS_NOT_IN_SERIAL, NOT_SERIAL, StoreConfig
 
-    if _environment().checkpoint:
+    environment = _environment()
+    if environment.checkpoint:
         raise ConfigError(f'--checkpoint {NOT_SERIAL}')
+    if StoreConfig.from_block({}, environment=environment).replay_growth is not None:
+        raise ConfigError(f'--set replay_growth {GROWS_NOT_IN_SERIAL}')

@@ -12,6 +12,7 @@ from ditk import logging
 
 from ding_store.middleware.insert_ratio import warn_of_no_ratio
 from ding_store.middleware.own_rank import own_rank
+from ding_store.middleware.replay_growth import ReplayGrowth
 
 #: Class attribute of middleware that may stand before the pusher because it uses no trajectories.
 USES_NO_TRAJECTORIES = 'uses_no_trajectories'
@@ -35,12 +36,14 @@ class Replay:
     Attributes:
         - note (:obj:`Optional[dict]`): Committed with the next push.
         - meta (:obj:`Optional[dict]`): The meta of the rows that are pushed next.
+        - growth (:obj:`Optional[ReplayGrowth]`): Makes the buffer grow with the env steps.
     """
 
     def __init__(self, buffer_: Any) -> None:
         self.buffer = buffer_
         self.note: Optional[Dict[str, Any]] = None
         self.meta: Optional[Dict[str, Any]] = None
+        self.growth: Optional[ReplayGrowth] = None
 
     def take_note(self) -> Optional[Dict[str, Any]]:
         note, self.note = self.note, None

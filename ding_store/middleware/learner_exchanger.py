@@ -92,7 +92,12 @@ class LearnerExchanger(Exchanger):
         if self._rank is not None:
             run = self._rank.begin(self._session, ctx, {'run': run}).get('run')
         if path is not None and plan.replay is not None:
+            growth = plan.replay.growth
+            if growth is not None:
+                growth.fit(path)
             self._consumer_offset.keep_in(plan.replay, path, run)
+            if growth is not None:
+                growth.begin()
         if checkpoints is None:
             if is_first:
                 self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it

@@ -97,7 +97,7 @@ class Pipeline:
         self.ContextExchanger = functools.partial(context_exchanger, self.session)
         self.ModelExchanger = functools.partial(model_exchanger, self.session)
         self.PeriodicalModelExchanger = functools.partial(periodical_model_exchanger, self.session)
-        self.data_pusher = functools.partial(data_pusher, config=config)
+        self.data_pusher = functools.partial(data_pusher, config=config, session=self.session)
         self.gae_estimator = gae_estimator
         self.OffPolicyLearner = functools.partial(OffPolicyLearner, collate=config.collate, session=self.session)
         self.offline_data_fetcher = offline_data_fetcher

@@ -27,6 +27,7 @@ from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_parts import stock
+from ding_store.middleware.replay_growth import ReplayGrowth, check_grows, growth_of
 from ding_store.middleware.run_recorder import LoopRecorder
 from ding_store.middleware.task_stop import before_stop
 from ding_store.run.session import RunSession
@@ -59,12 +60,9 @@ def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
     kwargs = {'prefetch': session.config.prefetch, 'share_frames': session.config.share_frames, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
     if path is None or session.has_replay:
-        buffer_ = StoreBuffer(size, **kwargs)
-        session.replays.append(buffer_)
-        return buffer_
+        return _made(session, size, kwargs)
     session.has_replay = True
-    buffer_ = StoreBuffer(size, path=path, **kwargs)
-    session.replays.append(buffer_)
+    buffer_ = _made(session, size, {**kwargs, 'path': path})
     if session.config.checkpoint is not None:
         checkpoints = CheckpointDir(session.config.checkpoint.path)
         checkpoints.claim()
@@ -75,8 +73,26 @@ def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
     return buffer_
 
 
+def _made(session: RunSession, size: int, options: Mapping[str, Any]) -> StoreBuffer:
+    """Create a buffer, and enter it into the session."""
+    growth = None
+    if session.config.replay_growth is not None:
+        growth = ReplayGrowth(session.config.replay_growth, size)
+        size = growth.size_in(options.get('path'))
+    buffer_ = StoreBuffer(size, **options)
+    session.replays.append(buffer_)
+    if growth is not None:
+        growth.buffer = buffer_
+        session.replay_growths.append(growth)
+    return buffer_
+
+
 def data_pusher(
-    cfg: Any, buffer_: Buffer, group_by_env: Optional[bool] = None, config: Optional[StoreConfig] = None
+    cfg: Any,
+    buffer_: Buffer,
+    group_by_env: Optional[bool] = None,
+    config: Optional[StoreConfig] = None,
+    session: Optional[RunSession] = None,
 ) -> Callable:
     """
     Overview:
@@ -86,6 +102,7 @@ def data_pusher(
     Arguments:
         - group_by_env (:obj:`Optional[bool]`): Put each element's env id into its meta, as in DI-engine.
         - config (:obj:`Optional[StoreConfig]`): If it sets a samples-per-insert ratio, the buffer keeps that ratio.
+        - session (:obj:`Optional[RunSession]`): If its config has ``replay_growth``, the pusher makes the buffer grow.
     Input of ctx:
         - trajectories (:obj:`List`): Transitions or sequences. Their first priority is ``priority``, if they have it.
         - episodes (:obj:`List[List]`): Episodes, if there are no trajectories.
@@ -93,9 +110,12 @@ def data_pusher(
     plain = stock_pusher(cfg, buffer_, group_by_env)
     if task.router.is_active and not task.has_role(task.role.LEARNER):
         return plain  # DI-engine's pusher is void here
+    pusher = DataPusher(plain, buffer_, group_by_env)
+    if session is not None:
+        pusher.replay.growth = growth_of(session, cfg, buffer_)
     if config is not None:
         _keep_ratio(config, cfg, buffer_)
-    return DataPusher(plain, buffer_, group_by_env)
+    return pusher
 
 
 class DataPusher(Pusher):
@@ -113,6 +133,8 @@ class DataPusher(Pusher):
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         note, elements, buffer_ = self.replay.take_note(), ctx.trajectories or [], self.replay.buffer
+        if self.replay.growth is not None:
+            self.replay.growth.grow(ctx.env_step)
         priority = None
         if elements and self._gives_priorities and not self._group_by_env and _has_key(elements[0], 'priority'):
             priority = [float(element['priority']) for element in elements]
@@ -353,6 +375,8 @@ class OffPolicyLearner:
             - session (:obj:`Optional[RunSession]`): Counts the rows and the time of samples and of training.
         """
         self.cfg, self._session = cfg, session
+        if session is not None:
+            check_grows(session, buffer_)
         self._time_spent = TimeSpent() if session is None else session.time_spent
         self._rank = own_rank()
         if self._rank is not None:

@@ -102,6 +102,7 @@ class RunSession:
         self.while_waiting: List[Callable[[], None]] = []  # called about every SLICE_S while ``wait_for`` waits
         self.has_replay = False  # this process has opened ``replay_path``
         self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
+        self.replay_growths: List[Any] = []  # a ``ReplayGrowth`` for each of them that grows
         self.is_server_full = False  # at its maxmemory: the server accepts no reports
         self.has_reported = True  # False: the last report of this process has not arrived
         self._lost = False  # the connection to the store failed, or a lease was lost: this process cannot end in order

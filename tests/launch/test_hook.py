@@ -65,19 +65,32 @@ def test_sitecustomize_of_the_user_still_runs(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
+@pytest.mark.parametrize(
+    ('name', 'value', 'text'),
+    [
+        ('DING_STORE_CHECKPOINT', '1', 'save_ckpt'),
+        pytest.param(
+            'DING_STORE_SETTINGS',
+            "{'replay_growth': {'start': 1, 'env_steps': 9}}",
+            '--set replay_growth is for task pipelines',
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=['checkpoint', 'growth'],
+)
+def test_settings_of_task_pipelines_are_refused_in_configs(tmp_path, name, value, text):
     run_hooked(
-        """
+        f"""
         import os
         from easydict import EasyDict
         from ding.worker import create_buffer
         from ding_store.errors import ConfigError
 
-        os.environ['DING_STORE_CHECKPOINT'] = '1'
+        os.environ[{name!r}] = {value!r}
         try:
             create_buffer(EasyDict(type='naive', replay_buffer_size=4))
         except ConfigError as error:
-            assert 'save_ckpt' in str(error)
+            assert {text!r} in str(error)
         else:
             raise AssertionError('was made')
         """,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from math import prod
 from sys import getrefcount
@@ -113,7 +114,7 @@ class ItemLayout:
             end = place + int(columns[name][0]) * size
             # A copy: the packet's arrays may begin anywhere.
             array = np.frombuffer(data[place:end].tobytes(), dtype).reshape(int(columns[name][0]), *shape)
-            made[name] = Ragged(columns[name], lambda array=array: [array.copy()])
+            made[name] = Ragged(columns[name], functools.partial(_copied, array))
             place = end
         return made
 
@@ -180,3 +181,7 @@ def _views(
         ]
 
     return rows
+
+
+def _copied(array: Array) -> List[Array]:
+    return [array.copy()]

@@ -117,7 +117,8 @@ class PacketFile(RowListener):
 
     def sizes_of(self, slots: Array) -> Array:
         """Return the bytes that become free when these slots do."""
-        return self._held[1, slots]
+        held: Array = self._held[1, slots]
+        return held
 
     def find_free(self) -> None:
         """Find the bytes that no live row names."""

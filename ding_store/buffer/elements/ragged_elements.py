@@ -242,7 +242,8 @@ def saved_elements(schema: Schema, packets: Iterable[Packet]) -> Iterator[Any]:
             items: Dict[str, Ragged] = layout.unpacked(packet.data[place:], columns)
         except ValueError as e:
             raise CorruptPayload(f'the packet of row {packet.row} holds no element of its schema: {e}') from e
-        yield schema.decode({**columns, **items})[0]
+        merged: Dict[str, Any] = {**columns, **items}
+        yield schema.decode(merged)[0]
 
 
 def specs_of(schema: Schema) -> Dict[str, ColumnSpec]:

@@ -103,14 +103,15 @@ def _with_ragged(loaded: Loaded, names: Names) -> Loaded:
         return loaded._replace(schema=None, objects=None)
     if loaded.schema is None:
         raise SchemaMismatch(f'a buffer with ragged leaves {names!r} cannot load elements without a common schema')
-    schema, parts = loaded.schema.with_ragged(names), loaded.parts
-    if loaded.objects is not None or schema == loaded.schema:
+    found, parts = loaded.schema, loaded.parts
+    schema = found.with_ragged(names)
+    if loaded.objects is not None or schema == found:
         return loaded._replace(schema=schema)
 
     def elements() -> Iterator[Any]:
         for part in parts:
             narrowed = [name for name in loaded.narrow or () if part[name].dtype == np.uint8]
-            yield from loaded.schema.decode(with_wide_values(part, narrowed))
+            yield from found.decode(with_wide_values(part, narrowed))
 
     return loaded._replace(schema=schema, objects=elements())
 
