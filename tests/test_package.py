@@ -1,6 +1,7 @@
 """What holds for the package as a whole: who may import whom, what is public, what an install does."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import json
@@ -151,6 +152,7 @@ def sources() -> List[Path]:
     return sorted(PACKAGE.rglob('*.py'))
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding='utf-8'), str(path))
 
@@ -184,6 +186,12 @@ def imports_of(path: Path, nodes: Callable[[ast.AST], Iterator[ast.AST]] = runti
 
 def layer_of(file: str) -> str:
     return file.split('/')[0].replace('.py', '')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _trees_are_dropped() -> Iterator[None]:
+    yield
+    parse.cache_clear()
 
 
 ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
@@ -231,9 +239,14 @@ def all_module_imports() -> Dict[str, Set[str]]:
     return graph
 
 
-def test_modules_do_not_import_each_other_in_a_circle():
+@pytest.fixture(scope='module')
+def graph() -> Dict[str, Set[str]]:
+    return all_module_imports()
+
+
+def test_modules_do_not_import_each_other_in_a_circle(graph):
     try:
-        graphlib.TopologicalSorter(all_module_imports()).prepare()
+        graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f'these modules import each other: {" <- ".join(error.args[1])}')
 
@@ -249,10 +262,10 @@ def test_circle_of_modules_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('package', INNER_LAYERS)
-def test_parts_of_a_package_import_only_what_lies_above_them(package):
+def test_parts_of_a_package_import_only_what_lies_above_them(package, graph):
     layers = INNER_LAYERS[package]
     bad = []
-    for name, imported in all_module_imports().items():
+    for name, imported in graph.items():
         own, others = inner_layer(package, name), {other: inner_layer(package, other) for other in imported}
         bad += [f'{name} imports {other}' for other, layer in others.items() if own and layer and layer > own]
     assert bad == [], f'the order within {package} is {[sorted(layer) for layer in layers]}'

@@ -65,26 +65,6 @@ def test_sitecustomize_of_the_user_still_runs(tmp_path):
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_checkpoints_of_a_config_pipeline_are_refused(tmp_path):
-    run_hooked(
-        """
-        import os
-        from easydict import EasyDict
-        from ding.worker import create_buffer
-        from ding_store.errors import ConfigError
-
-        os.environ['DING_STORE_CHECKPOINT'] = '1'
-        try:
-            create_buffer(EasyDict(type='naive', replay_buffer_size=4))
-        except ConfigError as error:
-            assert 'save_ckpt' in str(error)
-        else:
-            raise AssertionError('was made')
-        """,
-        tmp_path,
-    )
-
-
 @pytest.mark.long
 def test_command_ends_when_its_config_is_written(tmp_path):
     """A container ends with its command: what is written later is lost. Formatting takes long on a busy machine."""
@@ -162,7 +142,8 @@ def said_at_the_end(code, cwd):
     return [line.partition(': ')[2] for line in done.stderr.splitlines() if line.startswith('ding-store: ')]
 
 
-def test_names_imported_from_their_modules_are_replaced(tmp_path):
+def test_names_of_di_engine_are_replaced_wherever_imported(tmp_path):
+    """Also the buffers that 24 of dizoo's mains make, from the config that was compiled with the class."""
     said = said_at_the_end(
         """
         from ding.data.buffer.deque_buffer import DequeBuffer
@@ -180,20 +161,8 @@ def test_names_imported_from_their_modules_are_replaced(tmp_path):
             assert globals()[name] is getattr(middleware, name)
         for name in ('gae_estimator', 'data_pusher', 'offpolicy_data_fetcher'):
             assert globals()[name] is getattr(middleware, name)
-        """,
-        tmp_path,
-    )
-    assert said == ['on the store: replay']
 
-
-def test_buffers_created_by_name_are_store_buffers(tmp_path):
-    """As 24 of dizoo's mains make them: from the config that was compiled with the class."""
-    said = said_at_the_end(
-        """
-        import copy
         import torch
-        from ding.config import compile_config
-        from ding.policy import DQNPolicy
         from ding.worker import AdvancedReplayBuffer, EpisodeReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
         from ding.worker.replay_buffer.advanced_buffer import AdvancedReplayBuffer as FromItsModule
         from ding_store.buffer import StoreBufferWrapper
@@ -214,6 +183,7 @@ def test_buffers_created_by_name_are_store_buffers(tmp_path):
 
 
 def test_end_report_names_buffers_not_on_the_store(tmp_path):
+    """And checkpoints of a config pipeline are refused."""
     said = said_at_the_end(
         """
         import os
@@ -221,6 +191,16 @@ def test_end_report_names_buffers_not_on_the_store(tmp_path):
         from ding.data import DequeBuffer
         from ding.utils import BUFFER_REGISTRY
         from ding.worker import NaiveReplayBuffer, create_buffer
+        from ding_store.errors import ConfigError
+
+        os.environ['DING_STORE_CHECKPOINT'] = '1'
+        try:
+            create_buffer(EasyDict(type='naive', replay_buffer_size=4))
+        except ConfigError as error:
+            assert 'save_ckpt' in str(error)
+        else:
+            raise AssertionError('was made')
+        del os.environ['DING_STORE_CHECKPOINT']
 
         class Mine(DequeBuffer):
             pass

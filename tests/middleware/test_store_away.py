@@ -175,7 +175,7 @@ def test_learner_loop_waits_once_for_a_server_that_hangs(own_server, tmp_path):
     """As long as one reply may take; what it does when it wakes up, with what was sent before, harms nothing."""
     options = dict(host_cache_dir=str(tmp_path), check_every_s=0.2, socket_timeout_s=1.0)
     with Loop(own_server, num_weights=128, **options) as loop:
-        for _ in range(3):
+        for _ in range(2):
             loop.read_ahead(1)
             own_server.signal(signal.SIGSTOP)
             before = loop.ctx.train_iter

@@ -40,7 +40,7 @@ from ding_store.storage.redis.store import RedisStore
 
 pytest.importorskip('ditk')
 
-CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=2.0)
+CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=1.2)
 
 
 class SideOfTest(Exchanger):

@@ -269,13 +269,13 @@ class RedisDelivery(Delivery):
 
 def test_delivery_in_memory_equals_a_model():
     run_state_machine_as_test(
-        MemoryDelivery, settings=settings(max_examples=400, stateful_step_count=40, deadline=None)
+        MemoryDelivery, settings=settings(max_examples=400 if IS_LONG else 150, stateful_step_count=40, deadline=None)
     )
 
 
 def test_delivery_on_redis_equals_a_model(redis_server):
     RedisDelivery.server = redis_server
-    num_examples = 40 if IS_LONG else 12
+    num_examples = 40 if IS_LONG else 8
     for _ in range(5):
         run_state_machine_as_test(
             RedisDelivery,
@@ -283,9 +283,9 @@ def test_delivery_on_redis_equals_a_model(redis_server):
                 max_examples=num_examples, stateful_step_count=30, deadline=None, phases=[Phase.generate]
             ),
         )
-        if RedisDelivery.num_lost > num_examples:  # which is drawn: mostly in one round
+        if RedisDelivery.num_lost > num_examples // 2:  # which is drawn: mostly in one round
             break
-    assert RedisDelivery.num_lost > num_examples
+    assert RedisDelivery.num_lost > num_examples // 2
 
 
 class MistakenDelivery(MemoryDelivery):

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from needs import IS_LONG
 from redis_server import RedisServer
 
 from ding_store.errors import StoreClosed, StoreUnavailable
@@ -239,7 +240,9 @@ class RedisEndings(Endings):
 
 
 def test_endings_in_memory_equal_a_model():
-    run_state_machine_as_test(MemoryEndings, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        MemoryEndings, settings=settings(max_examples=300 if IS_LONG else 100, stateful_step_count=40, deadline=None)
+    )
 
 
 def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
@@ -248,7 +251,9 @@ def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
     RedisEndings.server = redis_server
     run_state_machine_as_test(
         RedisEndings,
-        settings=settings(max_examples=80, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
+        settings=settings(
+            max_examples=80 if IS_LONG else 30, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+        ),
     )
 
 

@@ -172,8 +172,14 @@ def test_failback_of_an_idle_stream_loses_nothing(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('is_acked', [False, True])
-@pytest.mark.parametrize('num_new', [1, 3, 6])
+@pytest.mark.parametrize(
+    ('num_new', 'is_acked'),
+    [
+        (1, False),
+        (6, True),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, True), (3, False), (3, True), (6, False)]),
+    ],
+)
 def test_going_back_with_reused_numbers_loses_nothing(opened, aged, num_new, is_acked):
     """A writer that lost nothing appends first: it cannot know, and its entries get numbers that were read."""
     one, unhurt, other = opened(), opened(), opened()
@@ -214,7 +220,7 @@ def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('num_new', [1, 3])
+@pytest.mark.parametrize('num_new', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     one, unhurt = opened(), opened()
     reader = Reader(opened(), STREAM, 'learner')
@@ -232,7 +238,7 @@ def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     assert again.num_lost == 0
 
 
-@pytest.mark.parametrize('begins', ['before', 'after', 'after all was announced'])
+@pytest.mark.parametrize('begins', ['before', pytest.param('after', marks=pytest.mark.long), 'after all was announced'])
 def test_going_back_counts_no_loss_for_a_restarted_reader(opened, aged, begins, monkeypatch):
     """Its former life had read and acked what the server has forgotten, and what the writers have let go."""
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
@@ -272,7 +278,7 @@ def test_going_back_is_repaired_by_a_closing_writer(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('num_read', [1, 2])
+@pytest.mark.parametrize('num_read', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged, monkeypatch, num_read):
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
     unhurt = opened()
@@ -455,7 +461,7 @@ def test_entry_id_equality_ignores_the_chain():
     assert place.chained('abc')._replace(number=4).chain == ''
 
 
-@pytest.mark.parametrize('is_single', [False, True])
+@pytest.mark.parametrize('is_single', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path, is_single):
     """They hear of acks by news that names a number, which another writer's entry may have got."""
 

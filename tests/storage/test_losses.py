@@ -11,6 +11,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from needs import IS_LONG
 
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
@@ -114,7 +115,9 @@ class Late(Losses):
 
 @pytest.mark.parametrize('kind', [Lives, Late])
 def test_losses_counted_equal_a_model(kind):
-    run_state_machine_as_test(kind, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        kind, settings=settings(max_examples=300 if IS_LONG else 100, stateful_step_count=30, deadline=None)
+    )
 
 
 def test_losses_model_finds_a_reader_without_its_heads(monkeypatch):

@@ -141,7 +141,7 @@ def test_read_of_large_entries_is_bounded_in_bytes(store, monkeypatch):
 
 def test_writers_killed_between_parts_leave_whole_entries(forgetful_server, store, client, monkeypatch):
     """Killed behind some part: the entry is there whole or not at all, and parts of no entry have an end."""
-    monkeypatch.setattr(parts, '_LIFE_S', 5)
+    monkeypatch.setattr(parts, '_LIFE_S', 3)
     monkeypatch.setattr(parts, '_SLOWEST_BYTES_PER_S', 1e9)
     reader = Reader(store, STREAM, 'learner')
     orphans = 0

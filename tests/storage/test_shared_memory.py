@@ -181,7 +181,7 @@ def run_planes(tmp_path, monkeypatch):
 
 
 def test_planes_switch_without_loss_or_repetition(run_planes):
-    run_planes(Planes, max_examples=150)
+    run_planes(Planes, max_examples=150 if IS_LONG else 60)
 
 
 class CarelessLog(Log):
@@ -773,7 +773,7 @@ def test_threads_of_a_forked_child_wait_for_its_own_files(opened, monkeypatch):
 
 def test_readers_join_and_leave_during_appends(opened):
     """A writer that never stops, a learner on its host, and a reader from elsewhere that comes and goes."""
-    least, last, learned, far_errors, joins = 6000, [], [], [], []
+    least, last, learned, far_errors, joins = 6000 if IS_LONG else 2000, [], [], [], []
     writer, near, far = opened(), opened(), opened('b')
     reader, done = Reader(near, 's', 'near'), threading.Event()
 
@@ -825,7 +825,7 @@ def test_writers_killed_at_random_tear_nothing(opened, monkeypatch, is_far):
             store.append(STREAM, {}, chunk(number, size=random.randint(1, most)))
 
     sequences = {}
-    num_kills = 100 if IS_LONG else 25
+    num_kills = 100 if IS_LONG else 10
     for _ in range(num_kills):
         with child(write) as pid:
             before, count, upto = set(sequences), 0, random.randint(1, 80)

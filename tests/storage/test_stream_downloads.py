@@ -8,6 +8,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from needs import IS_LONG
 from processes import child
 from proxy import DOWN
 from two_hosts import is_mapped, two_hosts
@@ -195,7 +196,7 @@ def test_reader_stopped_during_a_download_delays_others_briefly(hosts, impatient
 
 def test_slow_download_is_awaited(hosts, monkeypatch):
     """For longer than one that does not move, which is up to twice the patience."""
-    monkeypatch.setattr(FetchLock, 'patience_s', 2.5)
+    monkeypatch.setattr(FetchLock, 'patience_s', 1.5)
     here, there = hosts
     with here.open(host_plane='off') as writer, contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
         stores = [stack.enter_context(there.open()) for _ in range(3)]
@@ -242,7 +243,7 @@ def test_readers_killed_anywhere_see_entries_whole_in_order(hosts):
         for number in range(count):
             writer.append(STREAM, {}, chunk(number, LARGE))
         left = dict.fromkeys(names, 0)  # what each reads next at the earliest
-        for kill in [True] * 6 + [False]:
+        for kill in [True] * (6 if IS_LONG else 3) + [False]:
             with contextlib.ExitStack() as stack:
                 running = {}
                 for name in left:

@@ -159,7 +159,7 @@ def test_process_stopped_in_a_download_delays_others_briefly(hosts, impatient):
 
 
 def test_fetch_lock_wait_lasts_while_its_holder_progresses(tmp_path):
-    path, patience_s = str(tmp_path / 'lock'), 2.0
+    path, patience_s = str(tmp_path / 'lock'), 1.0
     open(path, 'w').close()
     first, until = claim(path), time.monotonic() + 1.5 * patience_s
     with ThreadPoolExecutor() as pool:
