@@ -169,7 +169,7 @@ def test_close_ends_the_wait_for_a_server(forgetful_server):
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(store.get, 'weights', 0, WAIT_S * 2)
-        eventually(lambda: store.client.server._connection._session is None, 'the loss is noticed')
+        eventually(lambda: store.client.server.connection._session is None, 'the loss is noticed')
         store.close()
         with pytest.raises(StoreClosed):
             waiting.result(WAIT_S)

@@ -120,7 +120,7 @@ class Delivery(RuleBasedStateMachine):
     @rule(writer=writers)
     def idle_writer_looks(self, writer):
         self.lose_no_reply(self.stores[writer])
-        self.stores[writer].client._writer.check(now=True)
+        self.stores[writer].client.own_writer.check(now=True)
 
     @invariant()
     def nothing_is_seen_twice_or_out_of_order(self):
@@ -142,19 +142,19 @@ class Delivery(RuleBasedStateMachine):
         """In the end everything is seen, and nobody holds a copy of anything."""
         for _ in range(len(self.appended) + 3):  # Entries that found no room come one by one.
             # Look at once, instead of within a second, whether the server went back to a time without this reader.
-            self.reader._losses._looked_at = -math.inf
+            self.reader.losses.looked_at = -math.inf
             for store in self.stores:
                 self.lose_no_reply(store)
-                store.client._writer.check(now=True)
+                store.client.own_writer.check(now=True)
             while self.reader.lag():
                 self.seen += [number_of(entry) for entry in self.reader.read()]
             self.reader.ack()
-        self.reader._losses._deadline = 0.0  # Who was to announce again has had his time.
+        self.reader.losses.deadline = 0.0  # Who was to announce again has had his time.
         assert self.reader.read() == []
         self.nothing_is_seen_twice_or_out_of_order()
         assert sorted(self.seen) == sorted(self.appended)
         for store in self.stores:
-            assert store.client._writer.num_unacked(STREAM) == 0
+            assert store.client.own_writer.num_unacked(STREAM) == 0
         stream = self.readers_store.info().streams.get(STREAM)
         assert stream is None or (stream.pending_bytes, stream.last - stream.floor) == (0, 0)
 
@@ -241,7 +241,7 @@ class RedisDelivery(Delivery):
             pipe.execute()
 
     def lose_next_reply(self, store, before):
-        session = store.client.server._connection._session
+        session = store.client.server.connection._session
         if session is None:
             return
         self.lose_no_reply(store)
@@ -258,7 +258,7 @@ class RedisDelivery(Delivery):
         vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
-        session = store.client.server._connection._session
+        session = store.client.server.connection._session
         if session is not None:
             vars(session).pop('run', None)
 
@@ -366,7 +366,7 @@ def test_entries_acked_before_a_server_crash_are_not_lost():
     writer.append(STREAM, {}, chunk(2))
     store.lose_memory(keep=snapshot)
     assert learner.read(1) == []
-    writer.client._writer.check(now=True)
+    writer.client.own_writer.check(now=True)
     assert [number_of(entry) for entry in far.read()] == [0, 1, 2]
     far.ack()
     assert [number_of(entry) for entry in learner.read()] == [2]

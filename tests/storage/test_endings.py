@@ -43,12 +43,12 @@ def unavailable(store, is_on=True):
             return send_request(said)
         raise StoreUnavailable('the request was lost')
 
-    outbox = store.client.own_writer._stream_writer(STREAM).outbox
-    send_request, outbox._send_request = outbox._send_request, fail
+    outbox = store.client.own_writer.stream_writer(STREAM).outbox
+    send_request, outbox.send_request = outbox.send_request, fail
     try:
         yield
     finally:
-        outbox._send_request = send_request
+        outbox.send_request = send_request
 
 
 class Late:
@@ -225,7 +225,7 @@ class RedisEndings(Endings):
     def restart(self):
         self.begin_life()
         for store in [self.learner, *(writer.store for writer in self.writers)]:
-            store.client.server._connection._session.generation.run_id = RedisEndings.generation
+            store.client.server.connection._session.generation.run_id = RedisEndings.generation
 
     def begin_life(self):
         RedisEndings.generation = (uuid.uuid4().hex * 2)[:40]

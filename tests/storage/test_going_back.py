@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from inside import slots_of, without_backfills
 from redis_server import RedisServer, left_by_runs
 
 from ding_store.errors import VersionConflict
@@ -17,7 +18,7 @@ from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+from ding_store.storage.testing import WAIT_S, abandon, chunk, eventually, number_of
 
 STREAM = 'experience'
 LARGE = 50_000  # numbers: a value of so many goes into a slot
@@ -288,7 +289,7 @@ def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged
     with RedisStore(server.url, 'run') as dead:
         append(dead, 1, 2, 3)
         assert [number_of(entry) for entry in reader.read(num_read)] == [0, 1][:num_read]
-        dead.client.own_writer._stream_writers.clear()  # as if it were killed
+        abandon(dead)  # as if it were killed
     aged.go_back()
     append(unhurt, *range(4, 10))
     found = read_all(reader, [unhurt])
@@ -433,13 +434,13 @@ def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
         known = near.get('weights')
         assert number_of(known) == 1
         aged.go_back()
-        successor._values._start_backfilling = lambda: None  # not before the other one has tried
+        without_backfills(successor)  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
         far.client.server.request_version('weights')
-        former._values._own['weights'].backfill()
+        slots_of(former, 'weights').backfill()
         assert successor.client.get('weights').payload == b''
         assert not former.client.server.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
-        successor._values._own['weights'].backfill()
+        slots_of(successor, 'weights').backfill()
         for reader in (near, far):
             assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2
 

@@ -39,7 +39,7 @@ def underway(store, number):
 
 def arrive(store, late):
     """On some connection: nobody reads the reply."""
-    store.client.server._connection.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
+    store.client.server.connection.call('arrive', lambda session: session.run(late.script, late.keys, *late.arguments))
 
 
 @pytest.mark.parametrize('has_put', [False, True])

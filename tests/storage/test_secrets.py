@@ -132,15 +132,15 @@ def test_password_is_in_no_repr_or_status(server):
         for shown in (
             store,
             plain,
-            plain.client.server._connection,
-            plain.client.server._connection._session,
+            plain.client.server.connection,
+            plain.client.server.connection._session,
             plain.info(),
             store.address,
-            plain.client._writer,
+            plain.client.own_writer,
         ):
             check(f'{shown!r} {shown}')
         check(repr(Reader(store, 's', 'r')))
-        check(repr(plain.client.server._connection._session.client))
+        check(repr(plain.client.server.connection._session.client))
 
 
 def test_configs_are_saved_so_passwords_are_refused(monkeypatch):

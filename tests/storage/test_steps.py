@@ -123,7 +123,7 @@ class Interleaved:
             self.stopped = 'blocked'  # Until it has found room nothing else happens: it must, by itself.
             self.make_room()
 
-        store.client.server.append, store.client.server.backfill, store.client._writer._wait_for_capacity = (
+        store.client.server.append, store.client.server.backfill, store.client.own_writer._wait_for_capacity = (
             announced,
             filled,
             blocked,
@@ -202,7 +202,7 @@ class Interleaved:
     def help(self):
         """What the writers' own threads do."""
         for store in self.writers:
-            store.client._writer.check_stream(STREAM)
+            store.client.own_writer.check_stream(STREAM)
 
     def catch_up(self):
         """All that was appended reaches all readers, with the writers' help, and nobody comes who would help, too."""

@@ -8,6 +8,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from inside import cache_of
 from needs import IS_LONG
 from processes import child
 from proxy import DOWN
@@ -323,16 +324,16 @@ def test_server_lost_during_a_download_is_not_a_file_error(forgetful_server, tmp
 
 
 def no_room(store):
-    store._cache.max_bytes = 1 << 20
+    cache_of(store).max_bytes = 1 << 20
 
 
 def no_directory(store):
-    shutil.rmtree(store._cache.root)
+    shutil.rmtree(cache_of(store).root)
 
 
 def a_lock_that_hangs(store):
     store._streams._copies._streams[STREAM].lock.patience_s = 0.05
-    store.held = claim(store._cache.fetch_path_of(f'stream {STREAM}'))
+    store.held = claim(cache_of(store).fetch_path_of(f'stream {STREAM}'))
 
 
 @pytest.mark.parametrize('trouble', [no_room, no_directory, a_lock_that_hangs])
@@ -431,7 +432,7 @@ def test_downloads_make_room_for_rings_and_values(hosts):
             writer.append(STREAM, {}, chunk(number, LARGE))
         assert len(first.read()) == 4
         assert len(files(there)) == 4
-        stores[1]._cache.create_ring(8 << 20, {}).close()
+        cache_of(stores[1]).create_ring(8 << 20, {}).close()
         assert len(files(there)) == 2
 
 
