@@ -157,6 +157,12 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding='utf-8'), str(path))
 
 
+@functools.cache
+def walk(tree: ast.AST) -> List[ast.AST]:
+    """Return all nodes of a tree."""
+    return list(ast.walk(tree))
+
+
 def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
     """Every node but those under ``if TYPE_CHECKING:``, which never run."""
     for child in ast.iter_child_nodes(node):
@@ -192,6 +198,7 @@ def layer_of(file: str) -> str:
 def _trees_are_dropped() -> Iterator[None]:
     yield
     parse.cache_clear()
+    walk.cache_clear()
 
 
 ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
@@ -232,7 +239,7 @@ def all_module_imports() -> Dict[str, Set[str]]:
     names = {module_name(path) for path in sources()}
     graph = {}
     for path in sources():
-        found = {entry.module for entry in imports_of(path, lambda tree: iter(list(ast.walk(tree))))}
+        found = {entry.module for entry in imports_of(path, lambda tree: iter(walk(tree)))}
         # `from package import module` names the package, too: it is not an import of the package's own names.
         exact = {name for name in found & names if not any(other.startswith(name + '.') for other in found & names)}
         graph[module_name(path)] = exact - {module_name(path)}
@@ -333,14 +340,14 @@ def test_environment_is_touched_only_by_these_modules():
 
 def test_stored_arrays_of_columns_are_read_only_by_their_encodings():
     attributes = {
-        str(path.relative_to(PACKAGE)): {node.attr for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute)}
+        str(path.relative_to(PACKAGE)): {node.attr for node in walk(parse(path)) if isinstance(node, ast.Attribute)}
         for path in sources()
     }
     assert {file for file, names in attributes.items() if 'stored' in names} == {'buffer/table/encodings.py'}
 
 
 def calls_in(path: Path, name: str) -> int:
-    calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    calls = [node for node in walk(parse(path)) if isinstance(node, ast.Call)]
     return sum(ast.unparse(call.func).split('.')[-1] == name for call in calls)
 
 
@@ -379,7 +386,7 @@ def test_use_of_an_attribute_is_found(line):
 def changes_of(tree: ast.AST, target: str) -> Iterator[int]:
     """Yield the lines that set or delete ``target``, such as 'task.stop', also by ``setattr``."""
     name, attribute = target.split('.')
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and ast.unparse(node) == target:
             yield node.lineno
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ('setattr', 'delattr', 'vars'):

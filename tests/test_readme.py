@@ -167,8 +167,20 @@ def check_ding(words: List[str]) -> None:
     assert (ROOT / config).exists(), config
 
 
+@functools.cache
+def help_of_ditask() -> str:
+    with tempfile.TemporaryFile('w+') as out:
+        script, environ = [str(BIN / 'ditask'), '--help'], environment(COLUMNS='200')
+        child = zygote().call('zygote', 'run_script', script, ROOT, environ, out.fileno())
+        code = child.wait(DEADLINE_S)
+        out.seek(0)
+        text = out.read()
+    assert code == 0, text
+    return text
+
+
 def check_ditask(words: List[str]) -> None:
-    check_options(words, help_of(str(BIN / 'ditask')))
+    check_options(words, help_of_ditask())
     module, _, function = words[words.index('--main') + 1].rpartition('.')
     if module.startswith('dizoo_configs.'):
         source = (ROOT / f'{module.replace(".", "/")}.py').read_text()

@@ -193,14 +193,15 @@ def test_end_report_names_buffers_not_on_the_store(tmp_path):
         from ding.worker import NaiveReplayBuffer, create_buffer
         from ding_store.errors import ConfigError
 
-        os.environ['DING_STORE_CHECKPOINT'] = '1'
-        try:
-            create_buffer(EasyDict(type='naive', replay_buffer_size=4))
-        except ConfigError as error:
-            assert 'save_ckpt' in str(error)
-        else:
-            raise AssertionError('was made')
-        del os.environ['DING_STORE_CHECKPOINT']
+        pid = os.fork()
+        if pid == 0:
+            os.environ['DING_STORE_CHECKPOINT'] = '1'
+            try:
+                create_buffer(EasyDict(type='naive', replay_buffer_size=4))
+            except ConfigError as error:
+                os._exit('save_ckpt' not in str(error))
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
 
         class Mine(DequeBuffer):
             pass

@@ -63,7 +63,7 @@ SHORT_ROLES = ('cartpole_ppo', 'qbert_ppo', 'gobigger_dqn')
 SHORT_RUNS = [f'{name}:store' for name in PIPELINES if name not in REPEATED] + [f'{name}:stock' for name in SHORT_STOCK]
 SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
 #: test_serial.py has the others' policies, with smaller environments.
-SHORT_SERIAL_RUNS = ('pong_impala:serial', 'gobigger_dqn:serial')
+SHORT_SERIAL_RUNS = ('gobigger_dqn:serial',)
 
 
 def is_there(name):
