@@ -12,6 +12,7 @@ from redis_server import left_by_runs
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
 from ding_store.storage import client as client_module
 from ding_store.storage import open_store
+from ding_store.storage import store as store_module
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
@@ -174,10 +175,15 @@ def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypat
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
 
 
+def set_time_to_leave(monkeypatch, seconds):
+    for module in (client_module, store_module):
+        monkeypatch.setattr(module, 'LEAVE_S', seconds)
+
+
 @pytest.mark.parametrize('returns', [False, True])
 def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monkeypatch, caplog, returns):
     """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
-    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S if returns else 0.5)
+    set_time_to_leave(monkeypatch, WAIT_S if returns else 0.5)
     here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
     store, other = (open_store(forgetful_server.url, 'run', **here) for _ in range(2))
     reader = Reader(other, STREAM, 'learner')
@@ -203,7 +209,7 @@ def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monke
 
 def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp_path, monkeypatch, caplog):
     """It has the lock of the value then, for as long as it tries to reach the server."""
-    monkeypatch.setattr(client_module, 'LEAVE_S', 0.5)
+    set_time_to_leave(monkeypatch, 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
     store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
     look = store.client.get
