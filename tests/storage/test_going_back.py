@@ -142,7 +142,7 @@ def append(store, *numbers):
 
 
 def read(reader):
-    return [number_of(entry) for entry in reader.read(1000, timeout_s=0.2)]
+    return [number_of(entry) for entry in reader.read(1000, timeout_s=0.05)]
 
 
 def read_all(reader, writers):
