@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -226,6 +227,8 @@ def test_server_is_not_needed_with_another_store():
 
 
 class FakeStore:
+    client = SimpleNamespace(server=SimpleNamespace(advice=''))
+
     def get(self, name):
         return None
 
@@ -302,6 +305,10 @@ def test_check_store_reports_a_server_that_evicts(redis_server):
     expect(
         redis_checks.check_store(redis_server('--maxmemory-policy', 'allkeys-lru')), FAIL, 'allkeys-lru', 'noeviction'
     )
+
+
+def test_check_store_warns_of_a_policy_that_evicts_volatile_keys(redis_server):
+    expect(redis_checks.check_store(redis_server('--maxmemory-policy', 'volatile-lru')), WARN, 'ms', 'volatile-lru')
 
 
 SENTINEL = {

@@ -87,12 +87,14 @@ def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
     try:
         with connect(url) as store:
             round_trip_s = measure_round_trip(store)
-            server = store.info().server
+            server, advice = store.info().server, store.client.server.advice
     except ModuleNotFoundError as e:
         return not_checked(name, e)
     except StoreError as e:
         return Finding(name, FAIL, f'{type(e).__name__}: {_one_line(e)}', _store_fix(e))
     text = f'{server}, round trip {round_trip_s * 1e3:.2f} ms (median of {NUM_PINGS})'
+    if advice:
+        return Finding(name, WARN, text, advice)
     if round_trip_s > SLOW_ROUND_TRIP_S:
         return Finding(name, WARN, text, 'a slow or far server delays every append: use a nearer one, or embedded://')
     return Finding(name, OK, text)
@@ -111,7 +113,10 @@ def _store_fix(error: StoreError) -> str:
     if isinstance(error, StoreUnsuitable) and 'sentinel' in str(error):
         return 'name all sentinels and the primary in the URL: redis+sentinel://host:port,host:port,host:port/name'
     if isinstance(error, StoreUnsuitable):
-        return 'use Redis 6.2 or newer, and run: redis-cli config set maxmemory-policy noeviction'
+        return (
+            'use Redis 6.2 or newer, and run: redis-cli config set maxmemory-policy noeviction. In a managed service, '
+            'set it in the parameter group or the console'
+        )
     return (
         'correct the URL: embedded://, redis://host:port, rediss://host:port, unix:///path/of/socket or '
         'redis+sentinel://host:port,host:port/name'

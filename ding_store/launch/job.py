@@ -31,6 +31,7 @@ from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
 from ding_store.run.claim import check_roles, check_script, claim_run
 from ding_store.run.ending import FINISH, checkpoints_of, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.format import check_format
 from ding_store.run.history import history_of
 from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.run.lease import Lease
@@ -175,6 +176,7 @@ class Job:
         with RunSession(self.config).store as store:
             first, script = FIRST_IDS['learner'], self.script.identity
             check_script(store, first, script)
+            check_format(store)
             clear_ended_run(store, self.config)
             # Two jobs in one run would read each other's experience. A job that was killed does not count: it is
             # resumed.

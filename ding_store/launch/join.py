@@ -18,6 +18,7 @@ from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
 from ding_store.run.claim import claim_role, starting
 from ding_store.run.ending import end_of, silence_s
+from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import SLICE_S
@@ -50,6 +51,7 @@ def join(
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
         found = None if wait else living(store, config)
+        check_format(store)
         claim_role(store, role, silence_s(config.heartbeat_s), config.launched)
         if node_id is None:
             node_id = claim_node_id(store, role)

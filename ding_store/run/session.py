@@ -24,6 +24,8 @@ from ding_store.errors import (
 )
 from ding_store.run.claim import check_script, claim_part, claim_role, claim_run, own_identity
 from ding_store.run.ending import FINISH, clear_ended_run, end_of, retire, silence_s
+from ding_store.run.format import VALUE as FORMAT_VALUE
+from ding_store.run.format import agree_on_format, check_format
 from ding_store.run.lease import Lease
 from ding_store.run.members import (
     STREAM,
@@ -141,6 +143,7 @@ class RunSession:
         Raises:
             - ConfigError: Another running job has this run's name, or the run failed earlier with another script. Also
               if the run ended while this process was starting to join it.
+            - FormatMismatch: A process of another version, with another format, has begun the run.
         """
         if self.member is None:
             self._check_joined()
@@ -160,12 +163,15 @@ class RunSession:
         """Claim the role, and the run if no launcher has. Return the leases that this process renews from now on."""
         launched, silent_s = self.config.launched, silence_s(self.config.heartbeat_s)
         if launched is not None:
+            agree_on_format(self.store)
             return list(filter(None, [claim_role(self.store, role, silent_s, launched)]))
         if self._hear_of_own_end():
             return []
         script = own_identity()
         check_script(self.store, first_node, script)
+        check_format(self.store)
         clear_ended_run(self.store, self.config)
+        agree_on_format(self.store)
         of_run = claim_run(self.store, first_node, silent_s, script, is_first=node_id == first_node)
         try:
             of_role = claim_role(self.store, role, silent_s)
@@ -312,7 +318,7 @@ class RunSession:
             try:
                 if has_seen_end:
                     self._closing.wait(self.config.heartbeat_s)
-                self._uphold_end()
+                self._uphold_decisions()
                 if has_seen_end:
                     if self._is_retired():
                         self.store.close_for_writing()
@@ -343,10 +349,11 @@ class RunSession:
                 self._finish(f'the store was lost: {error}', failed=True)
                 return
 
-    def _uphold_end(self) -> None:
-        """Put the run's end again if this process put it and a failover lost it. Another end counts just as well."""
-        with best_effort(self.store), contextlib.suppress(VersionConflict):
-            self.store.uphold(FINISH)
+    def _uphold_decisions(self) -> None:
+        """Put what this process decided again if a failover lost it. Another process's decision counts just as well."""
+        for name in (FORMAT_VALUE, FINISH):
+            with best_effort(self.store), contextlib.suppress(VersionConflict):
+                self.store.uphold(name)
 
     def _is_retired(self) -> bool:
         """

@@ -272,6 +272,7 @@ class Server(ABC):
         - max_payload_bytes (:obj:`int`): Maximum size of a payload.
         - keeps_data (:obj:`bool`): Whether a restarted server still has the entries that it accepted.
         - min_replicas (:obj:`int`): Replicas that ``decide`` waits for.
+        - advice (:obj:`str`): What should be changed in the server, which works as it is. '': nothing.
     Raises (any command):
         - StoreUnavailable: Transient. The server was unreachable for ``reconnect_timeout_s``. The command may have
           taken effect.
@@ -285,6 +286,7 @@ class Server(ABC):
     max_payload_bytes: int = sys.maxsize
     keeps_data: bool = False
     min_replicas: int = 0
+    advice: str = ''
 
     def __init__(self, writer: str) -> None:
         self.writer = writer

@@ -16,12 +16,13 @@ from redis_server import left_by_runs
 
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
-from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreTimeout
+from ding_store.errors import AppendUnsettled, ConfigError, FormatMismatch, ServerFull, StoreTimeout
 from ding_store.launch.status import read_status
 from ding_store.metrics.figures import Figures
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.weights import WeightsSender
 from ding_store.run import ending
+from ding_store.run import format as format_module
 from ding_store.run import members as members_module
 from ding_store.run import session as session_module
 from ding_store.run.claim import claim_run
@@ -38,6 +39,7 @@ from ding_store.run.session import RunSession
 from ding_store.run.waiting import PeerWatch
 from ding_store.storage import open_store
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.testing import eventually
 
 pytest.importorskip('ditk')
 
@@ -733,3 +735,38 @@ def test_members_that_left_are_removed_and_their_figures_stay(store, monkeypatch
     assert Figures.of(whole).began_s == 1.0
     assert {learner.id, stays.id, 'passes59'} <= followed.by_id.keys()
     assert followed.policy_lag('main', 3) == 0
+
+
+class TestFormat:
+    def test_run_begun_by_another_version_refuses_this_one(self, store, member, monkeypatch):
+        member('collector', 2)
+        monkeypatch.setattr(format_module, 'FORMAT', format_module.FORMAT + 1)
+        with pytest.raises(FormatMismatch, match=r"run 'default' has format 1, .* format 2\. Install the same version"):
+            member('learner')
+        assert store.get('role/learner') is None, 'a refused process claims nothing'
+
+    def test_failed_run_keeps_its_format(self, store, member, monkeypatch):
+        first = member('learner')
+        first.leave(failed=True)
+        first.close()
+        monkeypatch.setattr(format_module, 'FORMAT', format_module.FORMAT + 1)
+        with pytest.raises(FormatMismatch):
+            member('learner')
+        assert store.get(FINISH).header['failed'], 'a refused process changes nothing'
+
+    def test_run_that_ended_in_order_frees_its_format(self, store, member, monkeypatch):
+        first = member('learner')
+        first.finish('that is enough')
+        first.close()
+        monkeypatch.setattr(format_module, 'FORMAT', format_module.FORMAT + 1)
+        member('learner')
+
+    def test_server_without_memory_gets_the_format_again(self, store, member):
+        member('learner')
+        store.lose_memory()
+        eventually(lambda: store.get(format_module.VALUE) is not None, 'the member puts it again')
+
+    def test_format_put_by_another_program_is_replaced(self, store, member):
+        store.put(format_module.VALUE, {'number': 'five'}, {})
+        member('learner')
+        assert store.get(format_module.VALUE).header['number'] == format_module.FORMAT

@@ -155,8 +155,6 @@ def fake_server(info):
 @pytest.mark.parametrize(
     ('info', 'match'),
     [
-        ('redis_version:7.2.4\r\nrole:master', 'run_id'),
-        ('redis_version:7.2.4\r\nrun_id:x', 'run_id'),
         ('role:master', '6.2 is needed'),
         ('redis_version:unstable', '6.2 is needed'),
         ('redis_version:7.2.4\r\nredis_mode:sentinel', r'Sentinel.*Use redis\+sentinel://HOST:PORT/NAME'),

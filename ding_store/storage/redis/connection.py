@@ -70,15 +70,20 @@ class Connection(Availability):
     Arguments:
         - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
+        - generation_key (:obj:`str`): See ServerGeneration.
     """
 
-    def __init__(self, url: str, directory: Optional[str], options: RedisOptions) -> None:
+    def __init__(self, url: str, directory: Optional[str], options: RedisOptions, generation_key: str) -> None:
         self.address = address_of(url) if directory is None else f'embedded://{directory}'
         self.num_sessions = 0
         self._url = url
         self._sentinels = sentinels_of(url)
         self._directory = directory
         self._options = options
+        self._generation_key = generation_key
+        self.advice = ''  # see ``Server.advice``
+        self._last_run_id = ''  # of the session before
+        self._lost: Optional[Exception] = None  # why the session before was lost, if that is not logged yet
         #: Called once after each reconnect, by the next call that may block: the server may have lost its memory.
         self.after_reconnect: Callable[[], None] = lambda: None
         self._num_restored = 0  # value of ``num_sessions`` at the last ``after_reconnect``
@@ -152,6 +157,8 @@ class Connection(Availability):
                     refusal.was_lost, refusal.has_no_effect = is_lost, not is_lost and is_unrun(e)
                     raise refusal from e
                 if answer is ReplyKind.RECONNECT:
+                    if session is None:
+                        self._log_loss(is_harmless=False)  # The server did not reply at once.
                     self._drop(session, e)
                     is_lost = True
                     # A server that hangs was away since the request. A blocking wait shows no such thing.
@@ -297,12 +304,13 @@ class Connection(Availability):
                 if self.num_sessions == 0:
                     check_files(self._url)
                 url, num_ends = self._target(until)
-                generation = ServerGeneration(self.address, num_ends)
+                in_key = self._options.server_generation == 'key'
+                generation = ServerGeneration(self.address, num_ends, self._generation_key, in_key)
                 client = make_client(
                     url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
                 )
                 client.info('server')
-                self.num_sessions += 1
+                self._note_session(generation)
                 session = self._session = ServerSession(client, self._scripts, generation)
                 if self._closed.is_set():
                     session.close()  # close() may have run before this session was set
@@ -369,9 +377,24 @@ class Connection(Availability):
             if self._session is not session:
                 return  # Another thread dropped it first.
             self._session = None
-        level = logging.INFO if self._is_over else logging.WARNING
-        logger.log(level, 'lost the connection to %s: %s', self.address, error)
+            self._lost = error
         session.close()
+
+    def _note_session(self, generation: ServerGeneration) -> None:
+        """Count a new session, and log what is worth knowing about its server."""
+        self._log_loss(generation.run_id == self._last_run_id)
+        self._last_run_id = generation.run_id
+        self.num_sessions += 1
+        if generation.advice and not self.advice:
+            self.advice = generation.advice
+            logger.warning('%s', self.advice)
+
+    def _log_loss(self, is_harmless: bool) -> None:
+        """Log why the connection was lost. Services close idle ones, which is harmless while the server is the same."""
+        error, self._lost = self._lost, None
+        if error is not None:
+            level = logging.INFO if is_harmless or self._is_over else logging.WARNING
+            logger.log(level, 'lost the connection to %s: %s', self.address, error)
 
     def _note_success(self, what: str) -> None:
         self._away_since = 0.0

@@ -21,6 +21,11 @@ VALUE_PARTS = ('value', 'version', 'wants')
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 
+def generation_key(run: str) -> str:
+    """Return the key whose random value stands for a server generation where INFO cannot: see ServerGeneration."""
+    return f'ding:{{{run}}}:generation'
+
+
 class RunKeys:
     """
     Overview:
@@ -31,6 +36,7 @@ class RunKeys:
 
     def __init__(self, connection: Connection, run: str) -> None:
         self.counters = f'ding:{{{run}}}:counters'
+        self._generation = generation_key(run)
         self._connection = connection
         self._run = run
         self._index = f'ding:{{{run}}}:index'
@@ -73,7 +79,7 @@ class RunKeys:
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
             session.client.delete(*self.of_value(name))
-        session.client.delete(self._index, self.counters)
+        session.client.delete(self._index, self.counters, self._generation)
 
     def command(self, session: ServerSession, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
         token = f'{session.generation.run_id}{self._tokens}{next(self._num_tokens):x}'

@@ -14,7 +14,7 @@ from typing import Any, Callable, Deque, Iterable, Iterator, List, NamedTuple, O
 
 import redis
 
-from ding_store.errors import CorruptPayload, StoreError
+from ding_store.errors import CorruptPayload, ServerFull
 from ding_store.storage.base import Buffer
 from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BYTES, Part
 from ding_store.storage.protocol import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
@@ -27,7 +27,7 @@ WINDOW_BYTES = 4 << 20
 _LIFE_S = 600
 _SLOWEST_BYTES_PER_S = 50_000
 MAX_TRIES = 5
-VANISHED = 'its parts vanished before they were used. Check the memory and the clock of the server.'
+VANISHED = 'its parts vanished before they were used: the server evicts them at its maxmemory, or its clock jumped.'
 #: Smaller pieces are joined. A copy costs less than another system call, and the server then wakes up only once.
 _JOINED_BYTES = 256 << 10
 
@@ -227,6 +227,8 @@ def publish_in_parts(
         Publish a payload in one round trip: ``publish(payload, 0, '', None)``. For a large one it is
         ``publish(place, num_parts, key, before)``, where ``before`` sends the parts on a connection. Repeat if parts
         are missing by then.
+    Raises:
+        - ServerFull: Parts are missing each time.
     """
     if not is_large(payload):
         return publish(payload, 0, '', None)
@@ -242,7 +244,7 @@ def publish_in_parts(
         )
         if not is_refused(reply):
             return reply
-    raise StoreError(f'{what}: {VANISHED}')
+    raise ServerFull(f'{what}: {VANISHED}')
 
 
 def is_large(payload: Buffer) -> bool:

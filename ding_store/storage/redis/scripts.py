@@ -11,6 +11,10 @@ _STREAM_SCRIPTS = ('append', 'fill', 'want', 'register', 'ack', 'forget', 'delet
 _VALUE_SCRIPTS = ('put', 'fill_value', 'want_value', 'drop_parts')
 _OTHER_SCRIPTS = ('index', 'add')
 
+#: Dragonfly refuses keys that a script does not declare, such as those of parts, unless its first line says so. For
+#: other servers this is a comment.
+_FLAGS = b'--!df flags=allow-undeclared-keys\n'
+
 Argument = Union[bytes, str, int, Callable[[], Union[bytes, str, int]]]
 
 
@@ -35,5 +39,6 @@ def load_scripts() -> Dict[str, LuaScript]:
     texts.update({name: (_LUA / f'{name}.lua').read_bytes() for name in _OTHER_SCRIPTS})
     # Redis names a script by its SHA-1. No secret depends on it.
     return {
-        name: LuaScript(text, hashlib.sha1(text, usedforsecurity=False).hexdigest()) for name, text in texts.items()
+        name: LuaScript(_FLAGS + text, hashlib.sha1(_FLAGS + text, usedforsecurity=False).hexdigest())
+        for name, text in texts.items()
     }

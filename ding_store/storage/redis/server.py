@@ -29,7 +29,7 @@ from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
-from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.keys import RunKeys, generation_key
 from ding_store.storage.redis.notifications import RedisNotifications
 from ding_store.storage.redis.parts import Parts
 from ding_store.storage.redis.scripts import Command
@@ -56,7 +56,7 @@ class RedisServer(Server):
         super().__init__(writer)
         self._run_name = run
         self._directory = directory
-        self.connection = self.availability = Connection(url, directory, options)
+        self.connection = self.availability = Connection(url, directory, options, generation_key(run))
         self.connection.after_reconnect = self._restore
         self.address = self.connection.address
         self.patience_s = max(PATIENCE_S, 1.5 * options.reconnect_timeout_s)
@@ -73,6 +73,7 @@ class RedisServer(Server):
     def connect(self) -> None:
         """Connect now, within ``connect_timeout_s``."""
         self.connection.connect()
+        self.advice = self.connection.advice
 
     def _restore(self) -> None:
         """Restore names and entries before the next command: the new server may have lost its memory."""

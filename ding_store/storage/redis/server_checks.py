@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import secrets
 import select
 import socket
 import ssl
@@ -20,6 +21,11 @@ from ding_store.errors import ConfigError, StoreUnsuitable
 from ding_store.storage.urls import address_of
 
 MIN_VERSION = (6, 2)  # for XTRIM MINID and exclusive ranges
+_GENERATION_LIFE_S = 7 * 86400
+_SET_POLICY = (
+    'Set it to noeviction: `redis-cli config set maxmemory-policy noeviction`, or in the parameter group or the '
+    'console of a managed service.'
+)
 
 # Protocol 3 has replies of other shapes. Old versions of redis-py have no such argument and use protocol 2.
 _PROTOCOL: Dict[str, Any] = {'protocol': 2} if 'protocol' in inspect.signature(redis.Redis.__init__).parameters else {}
@@ -76,17 +82,23 @@ class ServerGeneration:
     Overview:
         Makes sure that all connections of a session lead to the same server generation. Scripts receive its
         ``run_id``, and compare it with the one stored in the stream.
+    Arguments:
+        - key (:obj:`str`): A key of the run. Its random value is the run id if INFO has none, and with ``in_key``. Each
+          new connection keeps it for a week. A server that lost its memory has lost it as well.
     Attributes:
         - run_id (:obj:`str`): Random id of one server process. '' before the first connection.
         - server (:obj:`str`): The server's name and version.
+        - advice (:obj:`str`): What should be changed in the server. '': nothing.
         - num_ends (:obj:`int`): How often data in the embedded server's directory was put aside after a run ended.
     """
 
-    def __init__(self, address: str, num_ends: int = 0) -> None:
+    def __init__(self, address: str, num_ends: int, key: str, in_key: bool = False) -> None:
         self.run_id = ''
         self.server = ''
+        self.advice = ''
         self.num_ends = num_ends
         self._address = address
+        self._key, self._in_key = key, in_key
         self._lock = threading.Lock()
 
     def greet(self, connection: Any) -> None:
@@ -105,35 +117,35 @@ class ServerGeneration:
 
     def _greet(self, connection: Any) -> None:
         connection.on_connect()
-        connection.send_command('INFO')
-        facts = _facts(connection.read_response())
+        facts = _facts(_ask(connection, 'INFO'))
         server = examine(facts, self._address)
+        run_id = '' if self._in_key else facts.get('run_id', '')
+        if not re.fullmatch('[0-9a-f]{40}', run_id):
+            run_id = self._in_its_key(connection)
         with self._lock:
-            run_id = run_id_of(facts, self._address)
             if self.run_id not in ('', run_id):
                 raise redis.ConnectionError('the server restarted, or another one replaced it')
-            self.run_id, self.server = run_id, server
+            self.run_id, self.server, self.advice = run_id, server, advice_on(facts, self._address)
+
+    def _in_its_key(self, connection: Any) -> str:
+        """Return the value of the key. Set it if the server has none."""
+        found = _ask(connection, 'GET', self._key)
+        if found is None:  # A server at its maxmemory refuses SET, but not the rest.
+            _ask(connection, 'SET', self._key, secrets.token_hex(20), 'NX', 'EX', _GENERATION_LIFE_S)
+            found = _ask(connection, 'GET', self._key)
+        _ask(connection, 'EXPIRE', self._key, _GENERATION_LIFE_S)
+        return found.decode() if isinstance(found, bytes) else str(found or '')
+
+
+def _ask(connection: Any, *command: Any) -> Any:
+    connection.send_command(*command)
+    return connection.read_response()
 
 
 def _facts(reply: Any) -> Dict[str, str]:
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
     lines = (line.partition(':') for line in text.splitlines() if ':' in line)
     return {name: fact for name, _, fact in lines}
-
-
-def run_id_of(facts: Mapping[str, str], address: str) -> str:
-    """
-    Overview:
-        Return the server's run id.
-    Raises:
-        - StoreUnsuitable: The server reports none, so a restart could go unnoticed.
-    """
-    run_id = facts.get('run_id', '')
-    if not re.fullmatch('[0-9a-f]{40}', run_id):
-        raise StoreUnsuitable(
-            f'{address} shows no run_id in its INFO. Use a Redis server, with no proxy that hides it.'
-        )
-    return run_id
 
 
 def examine(facts: Mapping[str, str], address: str) -> str:
@@ -154,9 +166,11 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         needed = '.'.join(map(str, MIN_VERSION))
         raise StoreUnsuitable(f'{address} is Redis {version or "of unknown version"}. At least {needed} is needed.')
     policy = facts.get('maxmemory_policy', 'noeviction')
-    if policy != 'noeviction':
+    if not policy.startswith(('noeviction', 'volatile-')):
+        raise StoreUnsuitable(f'{address} would evict experience: its maxmemory-policy is {policy}. {_SET_POLICY}')
+    if facts.get('role') == 'active-replica':
         raise StoreUnsuitable(
-            f'{address} would evict experience: its maxmemory-policy is {policy}. Set it to noeviction.'
+            f'{address} is an active replica of KeyDB: two servers would number entries alike. Turn active-replica off.'
         )
     if facts.get('cluster_enabled', '0') != '0':
         raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported. Use a single server.')
@@ -166,6 +180,17 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         primary = f'{facts.get("master_host", "")}:{facts.get("master_port", "")}'
         raise redis.exceptions.ReadOnlyError(f'its primary is {primary}')
     return f'{"valkey" if "valkey_version" in facts else "redis"} {facts.get("valkey_version", version)}'
+
+
+def advice_on(facts: Mapping[str, str], address: str) -> str:
+    """Return what should be changed in a server that can be used as it is, or ''."""
+    policy = facts.get('maxmemory_policy', 'noeviction')
+    if policy == 'noeviction':
+        return ''
+    return (
+        f'the maxmemory-policy of {address} is {policy}. Nothing that counts is lost: the store sets a time to live '
+        f'only for data that can be sent again. But a large entry may have to be sent several times. {_SET_POLICY}'
+    )
 
 
 def _primary_in(facts: Mapping[str, str]) -> str:

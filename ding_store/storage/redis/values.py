@@ -248,10 +248,10 @@ class RedisValues:
                         self._drop_parts(name, sent.keys_of(token))
                     if verdict >= 0:
                         return reply
+                raise ServerFull(f'{what} {name!r}: {VANISHED}')
             except ServerFull:
                 self._drop_parts(name, sent.keys + sent.keys_of(token))  # those of earlier attempts included
                 raise
-        raise StoreError(f'{what} {name!r}: {VANISHED}')
 
     def _drop_parts(self, name: str, keys: str) -> None:
         """Delete the parts of a refused payload. Parts that cannot be deleted now expire later."""
