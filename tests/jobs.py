@@ -12,11 +12,6 @@ from pathlib import Path
 
 from zygote import zygote
 
-from ding_store.config import StoreConfig
-from ding_store.launch.status import check_running, read_status
-from ding_store.run.session import RunSession
-from ding_store.storage.urls import embedded_url
-
 ROOT = Path(__file__).resolve().parent.parent
 PIPELINES = ROOT / 'tests' / 'pipelines'
 TINY = str(PIPELINES / 'tiny_dqn.py')
@@ -103,6 +98,11 @@ def table(text):
 
 def status(cwd, run='r', store=None):
     """A run's status, as ``ding-store status --json`` prints it after a second, in which it measures rates."""
+    from ding_store.config import StoreConfig
+    from ding_store.launch.status import check_running, read_status
+    from ding_store.run.session import RunSession
+    from ding_store.storage.urls import embedded_url
+
     config = StoreConfig(enable=True, url=store or embedded_url(f'{cwd}/.ding_store'), run=run)
     check_running(config)
     with RunSession(config).store as opened:
