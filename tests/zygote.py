@@ -172,5 +172,12 @@ def run_script(path, *arguments):
     runpy.run_path(path, run_name='__main__')
 
 
+def run_module(name, *arguments):
+    """Run a module, as ``python -m NAME ARGUMENTS`` does."""
+    sys.argv = [name, *arguments]
+    sys.path[0] = os.getcwd()
+    runpy.run_module(name, run_name='__main__', alter_sys=True)
+
+
 if __name__ == '__main__':
     serve(socket.socket(fileno=int(sys.argv[1])))
