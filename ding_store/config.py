@@ -12,7 +12,20 @@ import os
 import re
 import unicodedata
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Callable, Dict, Mapping, Optional, Sequence, Tuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Tuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ding_store.environment import ENV_SETTINGS, ENV_URL, Environment, read_environment
 from ding_store.errors import ConfigError
@@ -146,7 +159,8 @@ class StoreConfig:
         Settings of one job. Durations are in seconds, sizes in bytes.
     Arguments:
         - enable (:obj:`bool`): False, or no block at all: plain DI-engine, and redis is not imported.
-        - url (:obj:`str`): The store: ``embedded://[dir]``, ``redis://host:port/db``, ...
+        - url (:obj:`str`): The store: ``embedded://[dir]``, ``redis://host:port/db``, ... A block may have a list of
+            URLs: several servers, each by itself. The list becomes one text, see ``join_urls``.
         - run (:obj:`Optional[str]`): Name of the run, which prefixes all its keys and files. Default: the config's
             exp_name. ``run_name`` replaces characters that keys and files cannot have.
         - train_ratio (:obj:`str`): 'keep': the learner runs one iteration of its loop per chunk. The train iterations
@@ -223,7 +237,7 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         _check_settings(self, 'store')
-        if self.allow_pickle and not _knows_its_users(self.url):
+        if self.allow_pickle and not all(map(_knows_its_users, split_urls(self.url))):
             raise ConfigError(
                 'store.allow_pickle lets any program that reaches the server run code in the learner, and this server '
                 f'requires no authentication. Put redis://:password@host into {ENV_URL}, use rediss:// with a client '
@@ -271,7 +285,8 @@ class StoreConfig:
         for key in settings:
             if key not in known:
                 raise ConfigError(unknown_key('store', str(key), known))
-        if _holds_password(str(block.get('url', ''))):
+        url = join_urls(block.get('url', DEFAULT_URL))
+        if any(map(_holds_password, split_urls(str(url)))):
             raise ConfigError(
                 f'store.url has a password, and configs are saved with the experiment. Put the URL into {ENV_URL}.'
             )
@@ -279,7 +294,7 @@ class StoreConfig:
         for name in options if isinstance(options, Mapping) else ():
             if 'password' in str(name).lower():
                 raise ConfigError(f'store.store_options has {name!r}, and configs are saved. Put it into {ENV_URL}.')
-        settings['url'] = environment.url or settings.get('url', DEFAULT_URL)
+        settings['url'] = environment.url or url
         run = environment.run or settings.get('run') or default_run
         settings['run'] = run_name(run) if isinstance(run, str) else run
         checkpoint = CheckpointConfig.from_block(settings.get('checkpoint'), settings['run'], environment.checkpoint)
@@ -295,6 +310,18 @@ class StoreConfig:
             reconnect_timeout_s=self.reconnect_timeout_s,
             **self.store_options,
         )
+
+
+def join_urls(url: Any) -> Any:
+    """Return a list of URLs as one text, as the environment has it: with a space between two URLs."""
+    if isinstance(url, (list, tuple)) and all(isinstance(one, str) for one in url):
+        return ' '.join(url)
+    return url
+
+
+def split_urls(text: str) -> List[str]:
+    """Return the URLs in a text. A space in a path does not separate two URLs."""
+    return re.split(r'\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)', text.strip())
 
 
 #: Names that need no change for keys and files.

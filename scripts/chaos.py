@@ -1,12 +1,17 @@
 """Random faults against a store of real processes: no entry may be lost, torn, doubled or reordered, no wait hang.
 
     python scripts/chaos.py --seconds 120 --seed 7
+    python scripts/chaos.py --seconds 120 --seed 7 --servers 2
 
 Writers append numbered entries. Durable readers commit what they read and their marks before they ack. About every
 second a process is killed or stopped, a connection cut, or a file deleted. If the records of writers and readers differ
 at the end, the exit status is 1, and the records and logs are kept.
 
 The server also goes back in time within one generation: it reloads an older file, or follows a lagging replica.
+
+With several servers, there is a stream on each. Each writer appends to one stream, and each reader reads all of them,
+in threads. kill_shard keeps one server down until the others' entries were read. Other faults that lose memory are for
+the first server.
 
 Faults that the store does not cover are left out. The server keeps its memory while a writer may not have the list of
 all readers. It goes back only to moments with the same readers. After a loss, no writer is killed or started until all
@@ -28,6 +33,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Tuple
@@ -57,7 +63,7 @@ def main() -> int:
         chaos.run()
         result = chaos.result()
     finally:
-        for child in [chaos.server, chaos.lagging, *chaos.writers, *chaos.readers]:
+        for child in [*chaos.servers, chaos.lagging, *chaos.writers, *chaos.readers]:
             child.kill()
         if not result['problems']:
             shutil.rmtree(options.directory, ignore_errors=True)
@@ -73,17 +79,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         '--readers', type=int, default=2, help='readers from the beginning to the end (default: %(default)s)'
     )
-    parser.add_argument(
-        '--faults', metavar='NAME,...', default=','.join(FAULTS), help='faults to choose from (default: %(default)s)'
-    )
+    parser.add_argument('--servers', type=int, default=1, help='servers of one run (default: %(default)s)')
+    parser.add_argument('--faults', metavar='NAME,...', help='faults to choose from (default: all)')
     parser.add_argument('--json', metavar='FILE', help='write the result to FILE')
     options = parser.parse_args()
-    for name, least in (('seconds', 1), ('seed', 0), ('writers', 1), ('readers', 1)):
+    for name, least in (('seconds', 1), ('seed', 0), ('writers', 1), ('readers', 1), ('servers', 1)):
         if not least <= getattr(options, name) < 1 << 31:
             parser.error(f'--{name} ({getattr(options, name):g}) must be >= {least} and below 2^31')
-    options.faults = options.faults.split(',')
-    if not set(options.faults) <= set(FAULTS):
-        parser.error(f'--faults ({",".join(options.faults)}) must be of {", ".join(FAULTS)}')
+    known = [name for name in FAULTS if options.servers > 1 or name != 'kill_shard']
+    options.faults = known if options.faults is None else options.faults.split(',')
+    if not set(options.faults) <= set(known):
+        parser.error(f'--faults ({",".join(options.faults)}) must be of {", ".join(known)}')
+    options.streams = ['s'] if options.servers == 1 else [f's/{number}' for number in range(options.servers)]
     try:
         options.binary = str(find_server())
         version = subprocess.run([options.binary, '--version'], check=True, capture_output=True, text=True).stdout
@@ -101,11 +108,13 @@ def live(options: argparse.Namespace, parent: int, name: str, target: Any, numbe
     target(options, Books(options, name), number, host)
 
 
-def serve(options: argparse.Namespace, *_: Any) -> None:
+def serve(options: argparse.Namespace, _: Any, number: int, host: str) -> None:
+    directory = directory_of(options, number)
+    directory.mkdir(exist_ok=True)
     words = '--logfile server.log --appendonly yes --appendfsync always'
     if options.allows_debug:
         words += ' --enable-debug-command yes'
-    redis_server(options, options.directory, words)
+    redis_server(options, directory, words)
 
 
 def lag(options: argparse.Namespace, *_: Any) -> None:
@@ -117,9 +126,15 @@ def lag(options: argparse.Namespace, *_: Any) -> None:
 
 def redis_server(options: argparse.Namespace, directory: Path, words: str) -> None:
     os.chdir(directory)
-    port = options.ports[directory == options.directory]
+    ports = {'lagging': options.ports[0], options.directory.name: options.ports[1]}
+    port = ports.get(directory.name, 0)
     words += f' --port {port} --bind 127.0.0.1 --unixsocket redis.sock --repl-diskless-sync-delay 0 --save '
     os.execv(options.binary, [options.binary, *words.split(' ')])
+
+
+def directory_of(options: argparse.Namespace, number: int) -> Path:
+    """Return the directory of a server. The first one's has the records of all processes as well."""
+    return Path(options.directory, *[f'server-{number}'] * (number > 0))
 
 
 def free_ports() -> Tuple[int, int]:
@@ -134,20 +149,20 @@ def opened(options: argparse.Namespace, host: str) -> RedisStore:
     waits: Dict[str, Any] = {'check_every_s': 1.0, 'connect_timeout_s': HANG_S}
     (options.directory / host).mkdir(exist_ok=True)
     cache = HostOptions(host_cache_dir=str(options.directory / host))
-    url = f'unix://{options.directory}/redis.sock'
+    url = ' '.join(f'unix://{directory_of(options, number)}/redis.sock' for number in range(options.servers))
     store = RedisStore(url, 'chaos', host=cache, max_pending_bytes=8 << 20, **waits)
     store.client.server.patience_s = PATIENCE_S
     return store
 
 
 def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> None:
-    pauses, number = random.Random(writer), 0
+    pauses, number, stream = random.Random(writer), 0, options.streams[writer % options.servers]
     with opened(options, host) as store:
         while not (options.directory / 'finish').exists():
             number, begun_at = number + 1, time.monotonic()
             header = {'writer': writer, 'number': number}
             try:
-                store.append('s', header, {'p': payload_of(options, **header)}, timeout_s=HANG_S)
+                store.append(stream, header, {'p': payload_of(options, **header)}, timeout_s=HANG_S)
                 books.write('confirmed', number, begun_at)
             except StoreError as e:  # the entry may be there, or not
                 books.write('raised', number, repr(e))
@@ -156,27 +171,37 @@ def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> 
 
 def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
     os.truncate(books.path, books.place)  # a line that a kill cut off was not committed
-    marks = dict(mark for line in books['read'] for mark in line[2].items())
-    heads = books['read'][-1][3] if books['read'] else None
-    chance = random.Random()
-    with opened(options, host) as store:
-        reader = Reader(store, 's', books.name, marks=marks, heads=heads, loss_grace_s=PATIENCE_S)
+    with opened(options, host) as store, ThreadPoolExecutor(options.servers) as pool:
+        readers = []
+        for stream in options.streams:
+            lines = [line for line in books['read'] if line[0].endswith(f' {stream}')]
+            marks = dict(mark for line in lines for mark in line[2].items())
+            heads = lines[-1][3] if lines else None
+            readers.append(Reader(store, stream, books.name, marks=marks, heads=heads, loss_grace_s=PATIENCE_S))
         books.write('registered', time.monotonic())
-        is_done = False
-        while not is_done:
-            is_last, is_leaving = ((options.directory / word).exists() for word in ('drain', f'leave-{books.name}'))
-            entries = reader.read(chance.randint(1, 64), timeout_s=0.5)
-            expected = [payload_of(options, **one.header) for one in entries]
-            seen = [(*one.header.values(), np.array_equal(one.arrays['p'], p)) for one, p in zip(entries, expected)]
-            changed = dict(reader.marks.items() - marks.items())
-            marks.update(changed)
-            # Write entries and their marks in one line, so that a kill keeps all of it or nothing.
-            books.write('read', os.getpid(), (reader.num_lost, reader.num_duplicates), changed, reader.heads(), seen)
-            is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
-            if is_done or chance.random() < 0.8:
-                reader.ack(wait=is_done or chance.random() < 0.5)
-        if is_leaving:
-            reader.forget()
+        for done in as_completed([pool.submit(read_stream, options, books, reader) for reader in readers]):
+            if done.exception() is not None:
+                logging.error('a thread failed', exc_info=done.exception())
+                os._exit(1)  # the others would go on
+
+
+def read_stream(options: argparse.Namespace, books: Books, reader: Reader) -> None:
+    marks, chance, is_done = reader.marks, random.Random(), False
+    while not is_done:
+        is_last, is_leaving = ((options.directory / word).exists() for word in ('drain', f'leave-{books.name}'))
+        entries = reader.read(chance.randint(1, 64), timeout_s=0.5)
+        expected = [payload_of(options, **one.header) for one in entries]
+        seen = [(*one.header.values(), np.array_equal(one.arrays['p'], p)) for one, p in zip(entries, expected)]
+        changed = dict(reader.marks.items() - marks.items())
+        marks.update(changed)
+        counts, generation = (reader.num_lost, reader.num_duplicates), f'{os.getpid()} {reader.stream}'
+        # Write entries and their marks in one line, so that a kill keeps all of it or nothing.
+        books.write('read', generation, counts, changed, reader.heads(), seen)
+        is_done = is_leaving or (is_last and not entries and reader.lag() == 0)
+        if is_done or chance.random() < 0.8:
+            reader.ack(wait=is_done or chance.random() < 0.5)
+    if is_leaving:
+        reader.forget()
 
 
 def payload_of(options: argparse.Namespace, writer: int, number: int) -> np.ndarray[Any, Any]:
@@ -244,7 +269,9 @@ class NotNow(Exception):
 class Chaos:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.directory, self.chance = options, options.directory, random.Random(options.seed)
-        self.server, self.lagging = Child(options, 'server', serve), Child(options, 'lagging', lag)
+        names = ['server', *(f'server-{number}' for number in range(1, options.servers))]
+        self.servers = [Child(options, name, serve, number) for number, name in enumerate(names)]
+        self.lagging = Child(options, 'lagging', lag)
         self.copied_at = {'file': 0.0, 'replica': 0.0}  # a state that the server can go back to -> its time
         self.writers: List[Child] = []
         self.readers: List[Child] = []
@@ -325,7 +352,7 @@ class Chaos:
     def step(self) -> None:
         time.sleep(0.05)
         now = time.monotonic()
-        for child in [self.server, self.lagging, *self.writers, *self.readers]:
+        for child in [*self.servers, self.lagging, *self.writers, *self.readers]:
             is_moving = child.target is read and (child.is_leaving or not child.books['registered'])
             child.has_ended = not (child.was_killed or child.process.is_alive())
             child.books.poll()
@@ -384,6 +411,38 @@ class Chaos:
         child.kill()
         self.soon(child.start)
 
+    def kill_shard(self) -> None:
+        """
+        Kill one of several servers. Start it again when entries of all other servers were read since, or when a process
+        starts, which needs all servers.
+        """
+        if not all(one.is_at_work for one in self.servers):
+            raise NotNow
+        child = self.one_of(self.servers)
+        child.kill()
+        num_read, deadline = self.num_read(), time.monotonic() + HANG_S / 2
+
+        def start_when_others_went_on() -> None:
+            at_work = {one.number % self.options.servers for one in self.writers if one.is_at_work}
+            others = [self.options.streams[number] for number in at_work - {child.number}]
+            now, are_starting = self.num_read(), not all(one.is_at_work or one.has_ended for one in self.readers)
+            if not are_starting and not all(now.get(stream, 0) > num_read.get(stream, 0) for stream in others):
+                if time.monotonic() < deadline:
+                    raise NotNow
+                self.problems.append(f'{child.name} is away, and no entries of {", ".join(others)} are read')
+            child.start()
+
+        self.soon(start_when_others_went_on)
+
+    def num_read(self) -> Dict[str, int]:
+        """Return stream -> number of entries that readers have committed."""
+        counts: Dict[str, int] = {}
+        for reader in self.readers:
+            for generation, *_, seen in reader.books['read']:
+                stream = generation.split(' ')[1]
+                counts[stream] = counts.get(stream, 0) + len(seen)
+        return counts
+
     def stop(self, children: List[Child]) -> None:
         process = self.one_of(children).process
         os.kill(process.pid, signal.SIGSTOP)
@@ -392,14 +451,14 @@ class Chaos:
     def empty_server(self) -> None:
         self.need_settled()
         self.one_of(self.writers)  # a writer restores the list of readers in the server
-        self.kill([self.server])
+        self.kill(self.servers[:1])
         self.forgotten_at = self.changed_at = time.monotonic()
         for path in self.directory.glob('appendonly*'):  # a file, or a directory since Redis 7
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     @contextmanager
     def client(self, directory: str = '.') -> Iterator[Any]:
-        self.one_of([self.server])
+        self.one_of(self.servers[:1])
         path = f'{self.directory}/{directory}/redis.sock'
         client = redis.Redis(unix_socket_path=path, socket_timeout=1.0, retry=None)
         with suppress(redis.RedisError), client:
@@ -466,7 +525,8 @@ class Chaos:
 
     def foreign_news(self) -> None:
         """Write foreign data to the keys where writers and readers wait for news of room and of planes."""
-        key, is_entry = f'ding:{{chaos/s/0}}:{self.chance.choice(("room", "planes"))}', self.chance.random() < 0.5
+        part, is_entry = self.chance.choice(('room', 'planes')), self.chance.random() < 0.5
+        key = f'ding:{{chaos/{self.options.streams[0]}/0}}:{part}'
         with self.client() as client:
             client.xadd(key, {'x': 'y'}) if is_entry else client.set(key, 'x')
 
@@ -508,7 +568,8 @@ class Chaos:
             # A far reader gets the entries that were appended after it came, and some of those before.
             owed = [n for n, begun_at in confirmed if begun_at > registered_at or n > first]
             absent = [n for n in owed if n not in seen and (n < last or not has_left)]
-            if writer.was_killed and absent and self.forgotten_at >= confirmed[-1][1]:
+            is_of_first = writer.number % self.options.servers == 0  # only the first server loses memory
+            if writer.was_killed and absent and is_of_first and self.forgotten_at >= confirmed[-1][1]:
                 num_forgotten += sum(n > last for n in absent)
                 absent = [n for n in absent if n < last]
             missing[writer.was_killed] += [f'entry {n} of {writer.name} is missing' for n in absent]
@@ -523,10 +584,11 @@ class Chaos:
 FAULTS: Dict[str, Callable[[Chaos], None]] = {
     'kill_writer': Chaos.kill_writer,
     'kill_reader': lambda chaos: chaos.kill(chaos.readers),
-    'kill_server': lambda chaos: chaos.kill([chaos.server]),
+    'kill_server': lambda chaos: chaos.kill(chaos.servers),
     'stop_writer': lambda chaos: chaos.stop(chaos.writers),
     'stop_reader': lambda chaos: chaos.stop(chaos.readers),
-    'stop_server': lambda chaos: chaos.stop([chaos.server]),
+    'stop_server': lambda chaos: chaos.stop(chaos.servers),
+    'kill_shard': Chaos.kill_shard,
     'empty_server': Chaos.empty_server,
     'reload_server': Chaos.reload_server,
     'fail_back': Chaos.fail_back,
@@ -546,7 +608,9 @@ def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
     print('appends: ' + ', '.join(f'{name} {number}' for name, number in result['appends'].items()))
     for name, row in result['readers'].items():
         print(f'{name:10}' + ', '.join(f'{what} {number:6}' for what, number in row.items()))
-    again = ' '.join(f'--{name} {getattr(options, name)}' for name in ('seconds', 'seed', 'writers', 'readers'))
+    again = ' '.join(
+        f'--{name} {getattr(options, name)}' for name in ('seconds', 'seed', 'writers', 'readers', 'servers')
+    )
     print(f'seed {options.seed}; again: python scripts/chaos.py {again} --faults {",".join(options.faults)}')
     if result['problems']:
         where = f'{len(result["problems"])} in all; books and logs are in {options.directory}'

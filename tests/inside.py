@@ -25,7 +25,7 @@ def streams_with_rings(store: Store) -> List[str]:
 
 def without_keeper(store: Store) -> Store:
     """Start no thread that looks after the streams: the test's calls do its work."""
-    store._streams._start_keeper = lambda: None  # type: ignore[method-assign]
+    store._streams._start_keeper = lambda stream: None  # type: ignore[method-assign]
     return store
 
 
@@ -50,7 +50,7 @@ def num_slots_of(store: Store, name: str) -> int:
 
 def without_backfills(store: Store) -> None:
     """Start no thread that backfills values: the test calls ``backfill``."""
-    store._values._start_backfilling = lambda: None  # type: ignore[method-assign]
+    store._values._start_backfilling = lambda name: None  # type: ignore[method-assign]
 
 
 def set_patience(store: Store, seconds: float) -> None:

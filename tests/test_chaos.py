@@ -33,11 +33,12 @@ def judged(chaos, directory, seen, torn=(), was_killed=False, forgotten_at=0.0, 
     for number in (1, 2, 3):
         writer.write('confirmed', number, 10.0 + number)
     reader.write('registered', 1.0)
-    reader.write('read', 1, (num_lost, 0), {}, {}, [(0, number, number not in torn) for number in seen])
+    reader.write('read', '1 s', (num_lost, 0), {}, {}, [(0, number, number not in torn) for number in seen])
     writer.poll()
     reader.poll()
     one = chaos.Chaos.__new__(chaos.Chaos)
     one.directory, one.forgotten_at, one.performed = directory, forgotten_at, {'delete_cache': 1}
+    one.options = SimpleNamespace(servers=1)
     one.writers = [SimpleNamespace(books=writer, name='writer-0', number=0, was_killed=was_killed)]
     return one.balance(SimpleNamespace(books=reader, name='reader-0', lives=1))
 
@@ -88,6 +89,17 @@ def test_chaos_short_run_finds_nothing(tmp_path, redis_binary):
     assert all(row['read'] > 0 for name, row in found['readers'].items() if name.startswith('reader'))
 
 
+def test_chaos_on_two_servers_finds_nothing(tmp_path, redis_binary):
+    result = tmp_path / 'result.json'
+    command = [sys.executable, str(SCRIPT), '--seconds', '4', '--seed', '7', '--writers', '2', '--json', result]
+    command += ['--servers', '2', '--faults', 'kill_shard,stop_server']
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(result.read_text())
+    assert (found['problems'], found['faults']['kill_shard'] > 0) == ([], True)
+    assert all(row['read'] == found['appends']['confirmed'] > 0 for row in found['readers'].values())
+
+
 #: Epochs go by the server's run_id alone: no client tells the server of what that had and has no more.
 BY_RUN_ID = {
     'lua/append.lua': ('if ARGV[2] == epoch and is_older() then', 'if false then'),
@@ -117,6 +129,7 @@ def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fau
     [
         (('--faults', 'kill_writer,earthquake'), '--faults (kill_writer,earthquake) must be of kill_writer'),
         (('--seconds', '0'), '--seconds (0) must be >= 1'),
+        (('--faults', 'kill_shard'), '--faults (kill_shard) must be of kill_writer'),
     ],
 )
 def test_chaos_refuses_wrong_arguments_by_name(arguments, named, redis_binary):

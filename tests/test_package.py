@@ -79,6 +79,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'client'},
         {'shared_memory'},
         {'store'},
+        {'shards'},
         {'memory', 'redis', 'embedded'},
     ],
     'ding_store.buffer': [

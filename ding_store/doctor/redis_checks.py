@@ -6,12 +6,13 @@ import functools
 import statistics
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 from ding_store.config import run_name
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
 from ding_store.doctor.package_checks import release
-from ding_store.errors import StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
+from ding_store.errors import ConfigError, StoreDenied, StoreError, StoreUnavailable, StoreUnsuitable
 
 MIN_SERVER = (6, 2)
 NUM_PINGS = 50
@@ -29,16 +30,33 @@ def check_servers(url: Optional[str] = None, run: Optional[str] = None) -> List[
     findings = [check_server(is_needed=url is None or url.startswith('embedded:'))]
     if url is not None:
         findings.append(check_store(url, functools.partial(opened, run=run)))
-        findings += _check_sentinels(url)
+        findings += _check_each(url, run)
     return findings
 
 
-def _check_sentinels(url: str) -> List[Finding]:
+def check_shards(url: str, run: Optional[str] = None) -> List[Finding]:
+    """Check each of several servers by itself, to show which one is away or slow. For one server, return nothing."""
+    from ding_store.storage.urls import address_of, names_several, servers_of
+
+    name = 'server'
+    if not names_several(url):
+        return []
+    servers = servers_of(url)
+    found = [check_store(server, functools.partial(opened_shard, run=run)) for server in servers]
+    return [
+        replace(each, name=name, found=f'{number} of {len(servers)}, {address_of(server)}: {each.found}')
+        for number, (server, each) in enumerate(zip(servers, found), 1)
+    ]
+
+
+def _check_each(url: str, run: Optional[str]) -> List[Finding]:
+    """Check each of several servers, and sentinels."""
     try:
         from ding_store.doctor.sentinel_checks import check_sentinels  # imports redis
+        from ding_store.storage.urls import servers_of
     except ModuleNotFoundError:
         return []  # ``check_store`` reports it.
-    return check_sentinels(url)
+    return [*check_shards(url, run), *(finding for one in servers_of(url) for finding in check_sentinels(one))]
 
 
 def find_server() -> Server:
@@ -81,6 +99,15 @@ def opened(url: str, run: Optional[str] = None) -> Iterator[Any]:
         embedded.remove_run(directory)
 
 
+@contextmanager
+def opened_shard(url: str, run: Optional[str] = None) -> Iterator[Any]:
+    """Open one of several servers, whatever list the run uses."""
+    from ding_store.storage.redis.store import RedisStore
+
+    with RedisStore(url, run=run_name(run or 'doctor')) as store:
+        yield store
+
+
 def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
     """Open the store and measure a round trip. Opening refuses a server that is too old or evicts, with a fix."""
     name = 'store'
@@ -101,6 +128,8 @@ def check_store(url: str, connect: Callable[[str], Any] = opened) -> Finding:
 
 
 def _store_fix(error: StoreError) -> str:
+    if isinstance(error, ConfigError) and ' on the servers ' in str(error):
+        return 'use the URLs of the other processes, in their order: see docs/howto/shards.md'
     if isinstance(error, StoreDenied) and 'TLS failed' in str(error):
         return (
             "name the server's certificate authority in the URL, and a client certificate if the server requires one: "
@@ -118,8 +147,8 @@ def _store_fix(error: StoreError) -> str:
             'set it in the parameter group or the console'
         )
     return (
-        'correct the URL: embedded://, redis://host:port, rediss://host:port, unix:///path/of/socket or '
-        'redis+sentinel://host:port,host:port/name'
+        'correct the URL: embedded://, redis://host:port, rediss://host:port, unix:///path/of/socket, '
+        'redis+sentinel://host:port,host:port/name or redis+shards://host:port,host:port'
     )
 
 

@@ -164,7 +164,8 @@ class WeightsSender(_WeightsExchanger):
         self._train_iter = ctx.train_iter
         if ctx.train_iter != self._published_iter and (self._num_iterations - 1) % self._period == 0:
             self._is_due = True
-        if self._is_due and not self._session.store.is_away:  # else later, with the weights of that time
+        # If the store is away, publish later, with the weights of that time.
+        if self._is_due and not self._session.store.is_away_for(self._value):
             with self._session.time_spent.measure('publish'):
                 self._publish()
 

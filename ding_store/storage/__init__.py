@@ -8,8 +8,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from typing import TYPE_CHECKING, Any, Dict
+from typing import TYPE_CHECKING, Any, Dict, Sequence, Union
 
+from ding_store.config import join_urls as _join_urls
 from ding_store.errors import ConfigError
 from ding_store.storage.base import (
     OLDEST,
@@ -22,6 +23,7 @@ from ding_store.storage.base import (
     StreamInfo,
     Value,
 )
+from ding_store.storage.urls import names_several as _names_several
 from ding_store.storage.urls import scheme_of as _scheme_of
 
 if TYPE_CHECKING:
@@ -50,6 +52,8 @@ BACKENDS: Dict[str, str] = {
     'rediss': 'ding_store.storage.redis.store:RedisStore',
     'redis+sentinel': 'ding_store.storage.redis.store:RedisStore',
     'rediss+sentinel': 'ding_store.storage.redis.store:RedisStore',
+    'redis+shards': 'ding_store.storage.redis.store:RedisStore',
+    'rediss+shards': 'ding_store.storage.redis.store:RedisStore',
     'unix': 'ding_store.storage.redis.store:RedisStore',
 }
 #: name -> its module, which is imported when it is first used
@@ -58,7 +62,7 @@ _HOST_AND_PORT = re.compile(r'[A-Za-z0-9.-]+(:\d{1,5})?(/\d+)?')
 _CLUSTERS = ('redis+cluster', 'rediss+cluster')
 
 
-def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -> Store:
+def open_store(url: Union[str, Sequence[str]] = 'embedded://', run: str = 'default', **options: Any) -> Store:
     """
     Overview:
         Open the store of a run. With a server, this connects and checks the server before it returns.
@@ -66,27 +70,35 @@ def open_store(url: str = 'embedded://', run: str = 'default', **options: Any) -
         - url (:obj:`str`): ``embedded://[dir]`` starts a private redis-server for this run if none is running. ``dir``
           is ``.ding_store`` by default. ``redis://[user:password@]host[:port][/db]``, ``rediss://`` and
           ``unix:///path`` connect to a server. ``redis+sentinel://[user:password@]host:port,host:port/name`` and
-          ``rediss+sentinel://`` ask Redis Sentinels for the server. ``memory://`` is for this process only.
+          ``rediss+sentinel://`` ask Redis Sentinels for the server. ``memory://`` is for this process only. A list of
+          URLs, or ``redis+shards://[user:password@]host:port,host:port[/db]``, names several servers: each stream,
+          value and counter is on one of them.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
         - options: The fields of ``options.StreamOptions``, and ``stream_options``, a mapping from stream names to such
           options. Stores on Redis also accept the fields of ``options.RedisOptions`` and ``options.HostOptions``.
     Raises:
-        - ConfigError: Unknown scheme or option, or a bad value. The message names the fix.
+        - ConfigError: Unknown scheme or option, or a bad value, or the run is on other servers. The message names the
+          fix.
         - StoreUnavailable: No server answers there.
         - StoreDenied: The server refuses this client.
         - StoreUnsuitable: The server is too old, or is configured to evict data.
     """
-    scheme = _scheme_of(url)
+    address = _join_urls(url)
+    scheme = _scheme_of(address)
     if scheme not in BACKENDS:
-        raise ConfigError(_unknown_scheme(url, scheme))
+        raise ConfigError(_unknown_scheme(address, scheme))
     module, name = BACKENDS[scheme].split(':')
-    backend = getattr(_import(module, url), name)
+    backend = getattr(_import(module, address), name)
     if scheme == 'memory':
-        store: Store = backend(url, run, **options)
+        store: Store = backend(address, run, **options)
     else:
         from ding_store.storage.options import host_options
 
-        store = backend(url, run, host=host_options(options), **options)
+        store = backend(address, run, host=host_options(options), **options)
+        if scheme != 'embedded' and not _names_several(address):
+            from ding_store.storage.shards.server_list import check_alone
+
+            check_alone(store)
     return store
 
 
@@ -98,7 +110,10 @@ def __getattr__(name: str) -> Any:
 
 def _unknown_scheme(url: str, scheme: str) -> str:
     if scheme in _CLUSTERS:
-        return f'{scheme}:// is not yet supported. Use a single server, or redis+sentinel:// for one with replicas.'
+        return (
+            f'{scheme}:// is not yet supported. Use a single server, redis+sentinel:// for one with replicas, or '
+            'redis+shards:// for several servers.'
+        )
     # Only a bare address is quoted: any other text may hold a password.
     if _HOST_AND_PORT.fullmatch(url):
         return f'the store URL {url!r} names no scheme: write redis://{url}'

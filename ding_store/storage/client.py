@@ -57,10 +57,10 @@ class Client:
     def append(self, stream: str, payload: Payload, timeout_s: Optional[float] = None) -> EntryId:
         """Append an encoded payload: see ``Store.append``. If ``payload.is_kept`` is set, the writer releases it."""
         self.check_size(f'entry of {stream!r}', payload.size)
-        with self.availability.one_wait():
+        with self.server.availability_of(stream).one_wait():
             place = self.own_writer.append(stream, payload, timeout_s)
         # After the append: an append that reaches no server reports the fate of its entry and has waited enough.
-        if not self.availability.is_nonblocking:
+        if self._writer.is_check_due and not self.availability.is_nonblocking:
             with suppress(StoreError), self.availability.nonblocking():
                 self._writer.check()
         return place
@@ -80,7 +80,6 @@ class Client:
         self, stream: str, after: EntryId, max_entries: int, timeout_s: float, fetch: Fetch = fetch_own
     ) -> List[StoredEntry]:
         """Read entries without decoding them: see ``Store.read``. ``fetch`` downloads payloads outside the entries."""
-        self.enter().flush()
         return self._sliced(timeout_s, lambda left_s: self.server.read(stream, after, max_entries, left_s, fetch))
 
     def wait_for_backfill(
@@ -147,7 +146,7 @@ class Client:
             with suppress(StoreError):
                 availability.reach('close', LEAVE_S if has_unacked else 0.0)
         with availability.nonblocking():
-            self._writer.close(availability.is_away, is_kept)
+            self._writer.close(is_kept)
 
     def _ask_last(self) -> Optional[StoreError]:
         """Check the writer's entries once: an idle connection may not show a lost server. Return the error, if any."""
@@ -159,4 +158,6 @@ class Client:
                 self._writer.check(now=True)
         except StoreError as e:
             return e
+        if self.availability.is_away():  # one of several servers, which the check has skipped
+            return StoreUnavailable(f'{self.server.address} is away')
         return None

@@ -1,7 +1,8 @@
 """The protocol of a store and its server: the commands of a ``Server``, and the data that they carry.
 
-There is one client, ``client.py``, and there are two servers. ``redis/server.py`` sends the commands to a Redis server,
-where Lua scripts run them. ``memory/server.py`` runs them in this process, and is the oracle of the tests.
+There is one client, ``client.py``, and there are three servers. ``redis/server.py`` sends the commands to a Redis
+server, where Lua scripts run them. ``memory/server.py`` runs them in this process, and is the oracle of the tests.
+``shards/server.py`` passes each command on to one of several servers.
 """
 
 from __future__ import annotations
@@ -297,6 +298,23 @@ class Server(ABC):
     def connect(self) -> None:  # noqa: B027 - a server that is always there has nothing to do
         """Connect now, instead of with the first command."""
 
+    # Names, where each has one of several servers
+
+    def shard_of(self, name: str) -> int:
+        """Return the number of the server that has this name. Names of one number share a server."""
+        return 0
+
+    def availability_of(self, name: str) -> Availability:
+        """Return the ways to wait for the server that has this name."""
+        return self.availability
+
+    def apart(self, name: str) -> ContextManager[None]:
+        """
+        Run a block that concerns this name, in a call that may concern another one. If the name has another server,
+        which is away, do not wait for it: skip the rest of the block. With one server, this does nothing.
+        """
+        return nullcontext()
+
     # Streams, as writers use them
 
     @abstractmethod
@@ -404,11 +422,13 @@ class Server(ABC):
         Raises:
             - VersionConflict: The value is not at ``expected_version``. Nothing was published.
         """
-        return Decided(self.put(name, payload, b'', expected_version), self.min_replicas, self.generation())
+        return Decided(self.put(name, payload, b'', expected_version), self.min_replicas, self.generation(name))
 
     @abstractmethod
-    def generation(self) -> str:
-        """Return a text that changes whenever the server may have lost values. Only this process compares it."""
+    def generation(self, name: str) -> str:
+        """
+        Return a text that changes whenever the server of this name may have lost values. Only this process compares it.
+        """
 
     @abstractmethod
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
@@ -469,6 +489,10 @@ class Server(ABC):
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """Call ``ack`` and put a value without arrays. Like ``ack``, this may return before they took effect."""
         self.ack(stream, reader, entry_id)
+        self.put(name, encode_pieces(header, {}))
+
+    def announce(self, name: str, header: Header) -> None:
+        """Put a value without arrays. Like ``ack``, this may return before it took effect."""
         self.put(name, encode_pieces(header, {}))
 
     def flush(self) -> None:  # noqa: B027 - there is nothing to do unless ``ack`` or ``advance`` return early

@@ -254,9 +254,13 @@ class Store:
     def is_away(self) -> bool:
         """
         True if a call made now would wait for an unreachable server. Reading it sends nothing and does not reconnect:
-        other calls do, in any thread.
+        other calls do, in any thread. With several servers, True if any of them is unreachable.
         """
         return self._pid == os.getpid() and self.client.availability.is_away()
+
+    def is_away_for(self, name: str) -> bool:
+        """Like ``is_away``, for the server of this stream, value or counter alone."""
+        return self._pid == os.getpid() and self.client.server.availability_of(name).is_away()
 
     def nonblocking(self) -> ContextManager[None]:
         """
@@ -339,7 +343,7 @@ class Store:
         found, known = self._enter().get(name), decision.decided.version
         if found is not None and not found.version.is_of_another_put(known):
             return True
-        if found is None and self._is_same_memory(decision.decided.generation):
+        if found is None and self._is_same_memory(name, decision.decided.generation):
             self._decisions.pop(name, None)
             return False
         if found is not None and (decision.replaced == '' or found.version.put_id != decision.replaced):
@@ -349,10 +353,10 @@ class Store:
         self.decide(name, decision.header, 0 if found is None else found.version)
         return True
 
-    def _is_same_memory(self, generation: str) -> bool:
-        """Return whether the server has lost nothing since it was of this generation."""
+    def _is_same_memory(self, name: str, generation: str) -> bool:
+        """Return whether the server of a value has lost nothing since it was of this generation."""
         server = self._server()
-        return server.keeps_data or server.generation() == generation
+        return server.keeps_data or server.generation(name) == generation
 
     def set_start_version(self, name: str, version: int) -> None:
         """

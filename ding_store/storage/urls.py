@@ -7,12 +7,17 @@ import re
 from typing import List, Mapping, NamedTuple, Optional, Tuple
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
+from ding_store.config import split_urls
 from ding_store.errors import ConfigError
 from ding_store.storage.options import ALL_OPTIONS, REDIS_OPTIONS
 
 #: Schemes of URLs that name sentinels. The sentinels name the server.
 _WITH_SENTINELS = ('redis+sentinel', 'rediss+sentinel')
-_WITH_USERS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS)
+#: Schemes of URLs that name several servers, each by itself.
+_WITH_SHARDS = ('redis+shards', 'rediss+shards')
+_WITH_USERS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS, *_WITH_SHARDS)
+#: Schemes of URLs that may be in a list of several.
+_IN_LISTS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS)
 #: Names allowed in a query, besides those that begin with ssl_. Any other would change what a store relies on.
 _QUERY = ('db', 'username', 'password', 'client_name')
 #: A host name, an IPv4 address, or an IPv6 address in brackets, with or without a port.
@@ -22,12 +27,19 @@ _SENTINEL_PORT = 26379
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL in lower case, or '' if it has none."""
+    """Return the scheme of a URL in lower case, or '' if it has none. A list of URLs has the scheme of shards."""
+    if len(split_urls(url)) > 1:
+        return _WITH_SHARDS[0]
     return url.partition(':')[0].lower() if ':' in url else ''
 
 
 def address_of(url: str) -> str:
-    """Return the URL without user, password and query, for messages. It also works for malformed URLs."""
+    """
+    Return the URL without user, password and query, for messages. It also works for malformed URLs. For several
+    servers, return the addresses of all.
+    """
+    if names_several(url):
+        return ' '.join(map(address_of, servers_of(url)))
     scheme, separator, rest = url.partition('://')
     if not separator:
         return f'{scheme_of(url)}://...'
@@ -49,6 +61,9 @@ def check_url(url: str) -> None:
     Raises:
         - ConfigError: The URL is refused. The message names the fix.
     """
+    if names_several(url):
+        _check_several(url)
+        return
     scheme, separator, rest = url.partition('://')
     if not separator:
         raise ConfigError(f'the URL that begins with "{scheme_of(url)}:" has no "//": write {scheme_of(url)}://...')
@@ -68,6 +83,50 @@ def check_url(url: str) -> None:
     _refuse_options(parts.query, url)
     if scheme_of(url) in _WITH_USERS:
         _check_rest(url, parts, parse_qs(parts.query, keep_blank_values=True))
+
+
+def names_several(url: str) -> bool:
+    """True for a list of URLs, and for a URL of shards, even if that names one server."""
+    return scheme_of(url) in _WITH_SHARDS
+
+
+def servers_of(url: str) -> List[str]:
+    """Return the URL of each server that a URL or a list of URLs names, in order. It also works for malformed URLs."""
+    return [server for one in split_urls(url) for server in (_shards(one) if scheme_of(one) in _WITH_SHARDS else [one])]
+
+
+def _shards(url: str) -> List[str]:
+    """Return the URL of each server. All have the same user, password, database and query."""
+    scheme, _, rest = url.partition('://')
+    authority, before_path, path = re.split('([/?#]|$)', rest, maxsplit=1)
+    user, at, hosts = authority.rpartition('@')
+    return [f'{scheme.partition("+")[0]}://{user}{at}{host}{before_path}{path}' for host in hosts.split(',')]
+
+
+def _check_several(url: str) -> None:
+    for one in split_urls(url):
+        if scheme_of(one) not in (*_IN_LISTS, *_WITH_SHARDS):
+            raise ConfigError(
+                f'the list of servers has {address_of(one)}. Use only URLs of {", ".join(_IN_LISTS)} in it, or one URL '
+                'alone.'
+            )
+        if scheme_of(one) in _WITH_SHARDS and not all(_HOST.fullmatch(host) for host in _hosts_of(one)):
+            raise ConfigError(
+                f'the URL of {address_of(one)} is malformed. Separate the addresses of the servers by commas, as in '
+                'redis+shards://host1:6379,host2:6379. In user and password, percent-encode special characters.'
+            )
+    servers = servers_of(url)
+    for server in servers:
+        check_url(server)
+    addresses = list(map(address_of, servers))
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise ConfigError(f'the list of servers has {address} twice. Name each server once.')
+
+
+def _hosts_of(url: str) -> List[str]:
+    authority = re.split('[/?#]', url.partition('://')[2], maxsplit=1)[0]
+    return authority.rpartition('@')[2].split(',')
 
 
 def _refuse_options(query: str, url: str) -> None:

@@ -1,4 +1,4 @@
-"""One contract, four stores: on Redis and in memory, with shared memory and without."""
+"""One contract, six stores: on one Redis, on two and in memory, with shared memory and without."""
 
 import itertools
 from pathlib import Path
@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from redis_server import RedisServer, left_by_runs
 
+from ding_store.errors import VersionConflict
 from ding_store.storage import open_store
 from ding_store.storage.encoding.framing import seal
 from ding_store.storage.memory.log import Log
 from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.shared_memory import rings, shared_values
 from ding_store.storage.shared_memory.mapped_files import PAGE
 from ding_store.storage.shared_memory.ring import RingReader
@@ -154,6 +156,60 @@ class TestRedisStoreWithSharedMemory(TestRedisStore):
         return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]
 
 
+@pytest.fixture(scope='module')
+def other_server(redis_binary):
+    with RedisServer(redis_binary) as server:
+        yield server
+
+
+class TestShardedStore(TestRedisStore):
+    """Each stream and value is on one of two servers."""
+
+    @pytest.fixture(autouse=True)
+    def _servers(self, redis_server: RedisServer, other_server: RedisServer):
+        self.url = f'{redis_server.url} {other_server.url}'
+        with redis_server.client() as one, other_server.client() as other:
+            self.clients = one, other
+            yield
+
+    def open(self, **options):
+        return RedisStore(self.url, next(_RUNS), **options)
+
+    def another(self, store: RedisStore, **options):
+        return RedisStore(self.url, store.run, **{**store.__reduce__()[1][3], **options})
+
+    def lose_memory(self, store):
+        for client in self.clients:
+            client.flushall()
+
+    def raw_log(self, store, stream):
+        self.client = self.clients[shard_of(stream, 2)]
+        return super().raw_log(store, stream)
+
+    def raw_damage(self, store, stream, number):
+        self.client = self.clients[shard_of(stream, 2)]
+        super().raw_damage(store, stream, number)
+
+
+class TestShardedStoreWithSharedMemory(TestShardedStore):
+    @pytest.fixture(autouse=True)
+    def _directory(self, shared_directory):
+        self.directory = shared_directory
+        self.options = {}
+
+    def open(self, **options):
+        store = open_store(self.url, f'shared-{next(_RUNS)}', host_cache_dir=str(self.directory), **options)
+        self.options[store.run] = options
+        return store
+
+    def another(self, store, **options):
+        options = {**self.options[store.run], **options}
+        return open_store(self.url, store.run, host_cache_dir=str(self.directory), **options)
+
+    def raw_log(self, store, stream):
+        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]
+
+
 def test_retired_run_leaves_no_key(redis_server):
     url = redis_server.url
     with open_store(url, run='retired') as store:
@@ -161,6 +217,9 @@ def test_retired_run_leaves_no_key(redis_server):
         store.register('experience', 'learner')
         store.put('weights/main', {}, {})
         store.add('collectors', 1)
+        lease = store.put('lease', {}, {})
         store.retire(last=('weights/main',))
+        with pytest.raises(VersionConflict):  # a lease that is given up behind the end
+            store.put('lease', {}, {}, lease)
     with redis_server.client() as client:
         assert not left_by_runs(client, 'ding:{retired*')

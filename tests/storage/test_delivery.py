@@ -5,6 +5,7 @@ Writers live on, and the reader does, or is killed and goes on from what it had 
 a durable reader must have seen when all has settled, and that nobody ever sees one twice.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -23,6 +24,7 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.log import Log
 from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.store import NO_HOST_CACHE
 from ding_store.storage.testing import chunk, number_of
 
@@ -240,8 +242,11 @@ class RedisDelivery(Delivery):
                 pipe.restore(key, 0, dumped)
             pipe.execute()
 
+    def session_of(self, store):
+        return store.client.server.connection._session
+
     def lose_next_reply(self, store, before):
-        session = store.client.server.connection._session
+        session = self.session_of(store)
         if session is None:
             return
         self.lose_no_reply(store)
@@ -258,13 +263,52 @@ class RedisDelivery(Delivery):
         vars(session)['run'] = lossy
 
     def lose_no_reply(self, store):
-        session = store.client.server.connection._session
+        session = self.session_of(store)
         if session is not None:
             vars(session).pop('run', None)
 
     def teardown(self):
         super().teardown()
         self.client.close()
+
+
+class ShardedDelivery(RedisDelivery):
+    """The same on two servers. The other one has no part of the stream, and loses its memory as well."""
+
+    other: RedisServer
+
+    def __init__(self):
+        super().__init__()
+        self.other_client = self.other.client()
+        self.num_other = 0
+
+    def open(self):
+        servers = self.server.url, self.other.url
+        assert shard_of(STREAM, 2) == 1
+        return RedisStore(' '.join(reversed(servers)), self.run, max_pending_bytes=LIMIT)
+
+    def session_of(self, store):
+        return store.client.server._on(STREAM).connection._session
+
+    @rule()
+    def lose_everything_of_the_other(self):
+        self.other_client.flushall()
+
+    @rule(writer=writers)
+    def lose_connections_to_the_other(self, writer):
+        self.other_client.client_kill_filter(_type='normal', skipme=True)
+        self.stores[writer].add('finish', 1)
+        assert shard_of('finish', 2) == 0
+
+    @rule(writer=writers)
+    def append_to_the_other(self, writer):
+        with contextlib.suppress(StoreTimeout):  # no reader makes room
+            self.stores[writer].append('finish', {}, chunk(self.num_other, 4), timeout_s=0)
+        self.num_other += 1
+
+    def teardown(self):
+        super().teardown()
+        self.other_client.close()
 
 
 def test_delivery_in_memory_equals_a_model():
@@ -274,11 +318,19 @@ def test_delivery_in_memory_equals_a_model():
 
 
 def test_delivery_on_redis_equals_a_model(redis_server):
-    RedisDelivery.server = redis_server
-    num_examples = 40 if IS_LONG else 8
+    check_on_redis(RedisDelivery, redis_server, num_examples=40 if IS_LONG else 8)
+
+
+def test_delivery_on_two_servers_equals_a_model(redis_server, forgetful_server):
+    ShardedDelivery.other = forgetful_server
+    check_on_redis(ShardedDelivery, redis_server, num_examples=40 if IS_LONG else 6)
+
+
+def check_on_redis(machine, server, num_examples):
+    RedisDelivery.server, RedisDelivery.num_lost = server, 0
     for _ in range(5):
         run_state_machine_as_test(
-            RedisDelivery,
+            machine,
             settings=settings(
                 max_examples=num_examples, stateful_step_count=30, deadline=None, phases=[Phase.generate]
             ),

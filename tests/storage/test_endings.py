@@ -380,8 +380,8 @@ def test_retired_run_neither_waits_for_nor_restarts_a_server(tmp_path, caplog, t
     store.retire()
     wait_for_end(server)
     if transport == 'auto':
-        store._streams._keeper.join(WAIT_S)  # It waited for news of the server, which is no more.
-        assert not store._streams._keeper.is_alive()
+        store._streams._keepers[0].join(WAIT_S)  # It waited for news of the server, which is no more.
+        assert not store._streams._keepers[0].is_alive()
     with pytest.raises(StoreClosed, match='retired'):
         store.info()
     store.close()

@@ -215,7 +215,7 @@ def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp
     look = store.client.get
 
     def look_at_none(*arguments):
-        if threading.current_thread() is store._values._filler:
+        if threading.current_thread() in store._values._fillers.values():
             forgetful_server.kill()
         return look(*arguments)
 

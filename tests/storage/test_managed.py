@@ -94,10 +94,10 @@ def test_service_without_run_id_that_restarts_gets_lost_entries_again(forgetful_
         for number in range(3):
             store.append('s', {}, chunk(number))
         assert len(other.read('s')) == 3
-        before = store.client.server.generation()
+        before = store.client.server.generation('s')
         forgetful_server.restart()
         eventually(lambda: len(other.read('s', timeout_s=0.1)) == 3 or store.append('s', {}, chunk(9)), 'all again')
-        assert store.client.server.generation() not in ('', before)
+        assert store.client.server.generation('s') not in ('', before)
 
 
 def test_retired_run_on_service_leaves_no_key(forgetful_server, service):

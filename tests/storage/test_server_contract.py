@@ -1,4 +1,4 @@
-"""One contract, two servers: every command of ``protocol.Server``, on Redis and in memory."""
+"""One contract, three servers: every command of ``protocol.Server``, on Redis, in memory, and on two servers."""
 
 import contextlib
 import itertools
@@ -31,6 +31,7 @@ from ding_store.storage.protocol import (
     fetch_own,
 )
 from ding_store.storage.redis.server import RedisServer
+from ding_store.storage.shards.server import ShardedServer
 from ding_store.storage.shared_memory.transports import Reference
 from ding_store.storage.testing import WAIT_S
 
@@ -39,17 +40,20 @@ REFERENCE = Reference('0' * 32, 1, 2, 3, 4, 5).pack()
 PAYLOAD = encode({'number': 1}, {})
 
 
-@pytest.fixture(params=['redis', 'memory'])
+@pytest.fixture(params=['redis', 'memory', 'shards'])
 def opened(request):
     """Returns a function that opens the servers of one run, one for each writer."""
-    run, servers, memory = f'commands-{os.getpid()}-{next(_NUMBERS)}', [], Memory()
+    run, servers, memories = f'commands-{os.getpid()}-{next(_NUMBERS)}', [], (Memory(), Memory())
     url = request.getfixturevalue('redis_server').url if request.param == 'redis' else ''
 
     def opened(writer='a'):
         if url:
             servers.append(RedisServer(url, None, run, writer, RedisOptions()))
+        elif request.param == 'shards':
+            servers.append(ShardedServer(run, [MemoryServer(memory, run, writer) for memory in memories]))
+            servers[-1].connect()
         else:
-            servers.append(MemoryServer(memory, run, writer))
+            servers.append(MemoryServer(memories[0], run, writer))
         return servers[-1]
 
     yield opened
@@ -327,7 +331,7 @@ def test_put_continues_above_the_start_version(server):
 
 def test_decide_compares_and_puts(server, opened):
     decided = server.decide('v', encode_pieces({'of': 1}, {}), expected_version=0)
-    assert (decided.version, decided.num_replicas, decided.generation) == (1, 0, server.generation())
+    assert (decided.version, decided.num_replicas, decided.generation) == (1, 0, server.generation('v'))
     assert opened('reader').get('v').version.put_id == decided.version.put_id
     for expected in (0, 2, type(decided.version)(1, 'another')):
         with pytest.raises(VersionConflict):
@@ -337,7 +341,7 @@ def test_decide_compares_and_puts(server, opened):
 
 
 def test_generation_is_the_same_for_all_clients(server, opened):
-    assert server.generation() == opened('b').generation() != ''
+    assert server.generation('v') == opened('b').generation('v') != ''
 
 
 def test_get_waits_for_a_version(server, opened):

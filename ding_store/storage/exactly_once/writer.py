@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Any, Dict, Iterable, Iterator, List, Optional
 
 from ding_store.errors import (
     AppendUnsettled,
@@ -213,13 +213,20 @@ class Writer:
         """
         Overview:
             Send again what the server lost, on every stream, if the last check was ``check_every_s`` ago, or ``now``.
-            Streams whose lock is taken are skipped: the thread that holds it sends their entries.
+            Streams whose lock is taken are skipped: the thread that holds it sends their entries. With several servers,
+            streams of one that is away are skipped as well: the caller's own request may have another server.
         """
-        if not now and time.monotonic() - self._checked_at < self.check_every_s:
+        if not (now or self.is_check_due):
             return
         self._checked_at = time.monotonic()
         for stream_writer in self._all_stream_writers():
-            self._check(stream_writer)
+            with self._server.apart(stream_writer.outbox.stream):
+                self._check(stream_writer)
+
+    @property
+    def is_check_due(self) -> bool:
+        """True if the last check was ``check_every_s`` ago."""
+        return time.monotonic() - self._checked_at >= self.check_every_s
 
     def check_stream(self, stream: str, wait_s: float = 0.0) -> None:
         """Check one stream now, and send again what the server lost. Wait for the stream's lock up to ``wait_s``."""
@@ -264,8 +271,15 @@ class Writer:
         stream_writers = [
             stream_writer for stream_writer in self._all_stream_writers() if stream_writer.outbox.has_references
         ]
-        done = [self._publish(stream_writer, wait_s) for stream_writer in stream_writers]
-        return all(done)
+        are_done, error = True, None
+        for stream_writer in stream_writers:
+            try:
+                are_done &= self._publish(stream_writer, wait_s)
+            except StoreUnavailable as e:  # Other streams may have another server.
+                error = error or e
+        if error is not None:
+            raise error
+        return are_done
 
     def num_unacked(self, stream: str) -> int:
         stream_writer = self._stream_writers.get(stream)
@@ -292,18 +306,18 @@ class Writer:
         """Send nothing more to a stream that was deleted since: see ``Store.close_for_writing``."""
         self._is_closed_for_writing = True
 
-    def close(self, is_away: Callable[[], bool], is_kept: bool = False) -> None:
+    def close(self, is_kept: bool = False) -> None:
         """
         Overview:
             Send what the server does not have, and leave all streams. Nothing is sent to streams that were deleted
             since: their name may belong to the next run.
         Arguments:
-            - is_away (:obj:`Callable`): Returns whether the server is unreachable. Any command might start it again.
             - is_kept (:obj:`bool`): True if a restarted server still has the entries that it accepted.
         """
         self.close_for_writing()
         for stream_writer in self._all_stream_writers():
             outbox = stream_writer.outbox
+            is_away = self._server.availability_of(outbox.stream).is_away  # Any command might start the server again.
             if len(outbox) and not is_away():
                 with suppress(StoreError):
                     self._check(stream_writer, _LAST_TURN_S)
@@ -348,7 +362,8 @@ class Writer:
         self._forgot_at = time.monotonic()
         with suppress(StoreError):
             for stream_writer in self._all_stream_writers():
-                self._check(stream_writer, also_empty=True)
+                with self._server.apart(stream_writer.outbox.stream):
+                    self._check(stream_writer, also_empty=True)
         self._max_streams = 2 * len(self._stream_writers) + SPARE_STREAMS
 
     def _drop(self, stream_writer: StreamWriter) -> None:

@@ -175,7 +175,7 @@ class MemoryServer(Server):
                 state.wants[name] += 1
         return version
 
-    def generation(self) -> str:
+    def generation(self, name: str) -> str:
         return self._memory.generation
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from ding_store.errors import StoreError
 from ding_store.storage.base import EntryId, Header, StoreInfo, StreamInfo, ValueVersion
@@ -98,6 +98,7 @@ class RedisServer(Server):
     def read(
         self, stream: str, after: EntryId, max_entries: int, timeout_s: float = 0.0, fetch: Fetch = fetch_own
     ) -> List[StoredEntry]:
+        self._unanswered.flush()
         return self._entries.read(stream, after, max_entries, _ms(timeout_s), fetch)
 
     def read_backfill(self, stream: str, entry: StoredEntry, fetch: Optional[Fetch] = None) -> Backfilled:
@@ -131,21 +132,26 @@ class RedisServer(Server):
     def put(
         self, name: str, payload: Optional[Pieces], reference: bytes = b'', expected_version: Optional[int] = None
     ) -> ValueVersion:
-        self.keys.list_name('value', name)
+        self._list_value(name, expected_version)
         version, is_first = self._values.put(name, payload, reference, expected_version)
         if is_first:
             self.keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
         return version
 
     def decide(self, name: str, payload: Pieces, expected_version: Optional[int] = None) -> Decided:
-        self.keys.list_name('value', name)
+        self._list_value(name, expected_version)
         decided, is_first = self._values.decide(name, payload, expected_version, self.min_replicas)
         if is_first:
             self.keys.list_name('value', name, again=True)
         return decided
 
-    def generation(self) -> str:
-        return self.connection.call('generation', lambda session: session.generation.run_id)
+    def _list_value(self, name: str, expected_version: Optional[int]) -> None:
+        """Put a value on the list of names, unless it is there: a version to replace was listed when it was put."""
+        if not expected_version:
+            self.keys.list_name('value', name)
+
+    def generation(self, name: str) -> str:
+        return self.connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
         found = self._values.newest(name, newer_than, or_filled)
@@ -192,29 +198,60 @@ class RedisServer(Server):
         Send both commands in one message. Wait for their replies only at the first ``advance`` of a value, and for a
         header that does not fit into one message.
         """
-        payload = encode_pieces(header, {})
+        acked = entry_id.epoch, reader, entry_id.number, entry_id.chain
+        self._announce(
+            f'advance {reader!r} in {stream!r}',
+            name,
+            encode_pieces(header, {}),
+            lambda session: [self.keys.command(session, 'ack', stream, acked)],
+            lambda: self._ack(stream, acked),
+            lambda: self.ack(stream, reader, entry_id),
+        )
+
+    def announce(self, name: str, header: Header) -> None:
+        """Like ``advance``, without the ack."""
+        self._announce(
+            f'put {name!r}', name, encode_pieces(header, {}), lambda session: [], lambda: None, self._unanswered.flush
+        )
+
+    def _announce(
+        self,
+        what: str,
+        name: str,
+        payload: Pieces,
+        first: Callable[[ServerSession], List[Command]],
+        first_again: Callable[[], None],
+        first_and_wait: Callable[[], None],
+    ) -> None:
+        """
+        Overview:
+            Put a value without a wait, behind other commands in the same message.
+        Arguments:
+            - first (:obj:`Callable`): Returns those commands.
+            - first_again (:obj:`Callable`): Sends them once more, and waits for their replies.
+            - first_and_wait (:obj:`Callable`): Sends them behind all that has no reply yet, if this put must wait.
+        """
         if payload.num_bytes > INLINE_BYTES or not self._values.has_seen(name):
-            super().advance(stream, reader, entry_id, name, header)
+            first_and_wait()
+            self.put(name, payload)
             return
         self.keys.list_name('value', name)
-        acked = entry_id.epoch, reader, entry_id.number, entry_id.chain
 
         def commands(session: ServerSession) -> List[Command]:
-            ack = self.keys.command(session, 'ack', stream, acked)
-            return [ack, self._values.put_command(name, payload.sealed())]
+            return [*first(session), self._values.put_command(name, payload.sealed())]
 
         def note(replies: List[Any]) -> None:
-            is_published, is_first = self._values.note(name, replies[1])
+            is_published, is_first = self._values.note(name, replies[-1])
             if not is_published:
                 self.put(name, payload)
             elif is_first:
                 self.keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
 
         def again() -> None:
-            self._ack(stream, acked)
+            first_again()
             self.put(name, payload)
 
-        self._unanswered.send(f'advance {reader!r} in {stream!r}', commands, note, again)
+        self._unanswered.send(what, commands, note, again)
 
     def flush(self) -> None:
         self._unanswered.flush()

@@ -1,4 +1,4 @@
-"""``RedisStore``, a store in a Redis server."""
+"""``RedisStore``, a store in a Redis server, or in several."""
 
 from __future__ import annotations
 
@@ -15,18 +15,29 @@ from ding_store.storage.options import (
     refuse_rest,
     stream_options,
 )
+from ding_store.storage.protocol import Server
 from ding_store.storage.redis.server import RedisServer
+from ding_store.storage.shards.server import ShardedServer
 from ding_store.storage.store import NO_HOST_CACHE, Store
-from ding_store.storage.urls import check_url, directory_of, embedded_url, has_sentinels, scheme_of
+from ding_store.storage.urls import (
+    check_url,
+    directory_of,
+    embedded_url,
+    has_sentinels,
+    names_several,
+    scheme_of,
+    servers_of,
+)
 
 
 class RedisStore(Store):
     """
     Overview:
         A store in the server of a ``redis://``, ``rediss://``, ``unix://`` or ``embedded://`` URL, or in the primary of
-        a ``redis+sentinel://`` or ``rediss+sentinel://`` URL. Pickles as its URL and options. A copy made by unpickling
-        or ``fork`` opens its own connections and is a new writer.
+        a ``redis+sentinel://`` or ``rediss+sentinel://`` URL, or in the servers of a list of such URLs. Pickles as its
+        URL and options. A copy made by unpickling or ``fork`` opens its own connections and is a new writer.
     Arguments:
+        - url (:obj:`str`): A URL, or several with spaces in between, see ``config.join_urls``.
         - connect (:obj:`bool`): True: connect now. False: connect on the first use.
         - host (:obj:`HostOptions`): Use, place and size of the host cache.
         - options: The fields of ``options.StreamOptions``, ``options.StoreOptions`` and ``options.RedisOptions``.
@@ -44,7 +55,7 @@ class RedisStore(Store):
         self._url = url
         self._options = dict(options)
         check_url(url)
-        if has_sentinels(url):
+        if any(map(has_sentinels, servers_of(url))):
             options = {**SENTINEL_DEFAULTS, **options}
         self._directory = directory = directory_of(url, run)
         streams, redis = stream_options(options), redis_options(options)
@@ -53,7 +64,13 @@ class RedisStore(Store):
             raise ConfigError(
                 f'socket_timeout_s ({redis.socket_timeout_s}) must be above check_every_s ({streams.check_every_s})'
             )
-        super().__init__(run, lambda writer: RedisServer(url, directory, run, writer, redis), streams, host, connect)
+
+        def open_server(writer: str) -> Server:
+            if names_several(url):
+                return ShardedServer(run, [RedisServer(one, None, run, writer, redis) for one in servers_of(url)])
+            return RedisServer(url, directory, run, writer, redis)
+
+        super().__init__(run, open_server, streams, host, connect)
 
     def __reduce__(self) -> Tuple[Callable[..., RedisStore], Tuple[Any, ...]]:
         # The path in an embedded:// URL is relative to the working directory of this process.

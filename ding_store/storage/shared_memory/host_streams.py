@@ -52,7 +52,7 @@ class HostStreams:
         self._readers: Dict[str, Set[Tuple[str, bool]]] = {}  # stream -> (name, durable) registered with this host
         self._is_blind = cache is None  # This process cannot read the host's files.
         self._closed = threading.Event()
-        self._keeper: Optional[threading.Thread] = None
+        self._keepers: Dict[int, threading.Thread] = {}  # number of a server -> the thread that waits for it
 
     @property
     def host(self) -> str:
@@ -88,7 +88,7 @@ class HostStreams:
     def finish(self, is_over: bool) -> bool:
         """
         Overview:
-            Stop the keeper, and send the payloads that only this host can read, unless the run is over. Call it right
+            Stop the keepers, and send the payloads that only this host can read, unless the run is over. Call it right
             before the client is closed.
         Returns:
             - done (:obj:`bool`): Whether the files can go.
@@ -106,11 +106,12 @@ class HostStreams:
         return False
 
     def close(self, unlink: bool) -> None:
-        """Close after the client was closed, which wakes the keeper."""
+        """Close after the client was closed, which wakes the keepers."""
         for rings in self._rings.values():
             rings.close(unlink)
-        if self._keeper is not None and self._keeper is not threading.current_thread():
-            self._keeper.join(_JOIN_S)
+        for keeper in self._keepers.values():
+            if keeper is not threading.current_thread():
+                keeper.join(_JOIN_S)
         if self._copies is not None:
             self._copies.close()
         # The mappings are part of reference cycles, which would keep their descriptors open until the garbage
@@ -123,7 +124,7 @@ class HostStreams:
         """Return an entry's bytes, in a ring if that is the stream's transport and there is room."""
         if self._cache is not None and self._client.own_writer.host_of(stream) == self._cache.host:
             rings = self._rings_of(stream, self._cache)
-            self._start_keeper()  # Started first: a packed payload keeps its place in a ring until it is acked.
+            self._start_keeper(stream)  # Started first: a packed payload keeps its place in a ring until it is acked.
             packed = rings.pack(header, arrays)
             if packed is not None:
                 return packed
@@ -151,23 +152,28 @@ class HostStreams:
 
     def _ask_for_acks(self, stream: str, wait_s: float) -> None:
         """Ask which entries are acked. If the server is away, do not wait: the append waits, and keeps its entry."""
-        with suppress(StoreUnavailable), self._client.availability.nonblocking():
+        with suppress(StoreUnavailable), self._client.server.availability_of(stream).nonblocking():
             self._client.own_writer.ask_for_acks(stream, wait_s)
 
-    def _start_keeper(self) -> None:
-        if self._keeper is None:
+    def _start_keeper(self, stream: str) -> None:
+        shard = self._client.server.shard_of(stream)
+        if shard not in self._keepers:
             with self._lock:
-                if self._keeper is None and not self._closed.is_set():
-                    keeper = threading.Thread(target=self._keep, name='ding-store-host-plane', daemon=True)
+                if shard not in self._keepers and not self._closed.is_set():
+                    name = 'ding-store-host-plane'
+                    keeper = threading.Thread(target=self._keep, args=(shard,), name=name, daemon=True)
                     keeper.start()
-                    self._keeper = keeper  # Set after the start: close() may join it at any moment.
+                    self._keepers[shard] = keeper  # Set after the start: close() may join it at any moment.
 
-    def _keep(self) -> None:
-        """Backfill what readers on other hosts request, even while no thread of this process calls the store."""
+    def _keep(self, shard: int) -> None:
+        """
+        Backfill what readers on other hosts request of the streams of one server, even while no thread of this process
+        calls the store.
+        """
         while not self._closed.is_set():
             try:
-                writer = self._client.own_writer
-                known = writer.transports(list(self._rings))
+                writer, server = self._client.own_writer, self._client.server
+                known = writer.transports([stream for stream in list(self._rings) if server.shard_of(stream) == shard])
                 if not known:  # all were deleted
                     self._closed.wait(min(1.0, writer.check_every_s))
                 self._client.enter().wait_for_transports(known, writer.check_every_s)

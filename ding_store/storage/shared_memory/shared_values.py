@@ -56,7 +56,7 @@ class HostValues:
         self._own: Dict[str, ValueSlots] = {}
         self._files: Dict[str, SlotReader] = {}
         self._closed = threading.Event()
-        self._filler: Optional[threading.Thread] = None
+        self._fillers: Dict[int, threading.Thread] = {}  # number of a server -> the thread that waits for it
 
     def put(self, name: str, header: Header, arrays: Arrays, expected_version: Optional[int] = None) -> int:
         check_name('value', name)
@@ -66,7 +66,7 @@ class HostValues:
         if self._cache is None or not is_large:
             return self._client.enter().put(name, payload, b'', expected_version)
         slots = self._slots(name, self._cache)
-        self._start_backfilling()  # Started first: a put without a reply may be announced all the same.
+        self._start_backfilling(name)  # Started first: a put without a reply may be announced all the same.
         version = slots.put(
             payload, lambda reference: self._client.enter().put(name, None, reference, expected_version)
         )
@@ -106,24 +106,27 @@ class HostValues:
 
     def publish(self) -> bool:
         """Backfill everything that only this host can read. Return whether that succeeded."""
-        try:
-            for slots in list(self._own.values()):
+        error: Optional[StoreError] = None
+        for slots in list(self._own.values()):
+            try:
                 slots.backfill()
-        except StoreError as e:
-            logger.warning('closed with values that only this host can read, so their files stay: %s', e)
-            return False
-        return True
+            except StoreError as e:  # Other values may have another server.
+                error = error or e
+        if error is not None:
+            logger.warning('closed with values that only this host can read, so their files stay: %s', error)
+        return error is None
 
     def close(self, unlink: bool) -> None:
-        """Close after the client was closed, which wakes the thread."""
+        """Close after the client was closed, which wakes the threads."""
         self._closed.set()
         for slots in list(self._own.values()):
             slots.close(unlink)
         self._own, self._files = {}, {}
         if self._copies is not None:
             self._copies.close()
-        if self._filler is not None and self._filler is not threading.current_thread():
-            self._filler.join(_JOIN_S)
+        for filler in self._fillers.values():
+            if filler is not threading.current_thread():
+                filler.join(_JOIN_S)
 
     def _slots(self, name: str, cache: CacheDir) -> ValueSlots:
         with self._lock:
@@ -131,22 +134,28 @@ class HostValues:
                 self._own[name] = ValueSlots(self._client, cache, name)
             return self._own[name]
 
-    def _start_backfilling(self) -> None:
-        if self._filler is None:
+    def _start_backfilling(self, name: str) -> None:
+        shard = self._client.server.shard_of(name)
+        if shard not in self._fillers:
             with self._lock:
-                if self._filler is None and not self._closed.is_set():
-                    thread = threading.Thread(target=self._backfill, name='ding-store-values', daemon=True)
+                if shard not in self._fillers and not self._closed.is_set():
+                    thread = threading.Thread(
+                        target=self._backfill, args=(shard,), name='ding-store-values', daemon=True
+                    )
                     thread.start()
-                    self._filler = thread  # Set after the start: close() may join it at any moment.
+                    self._fillers[shard] = thread  # Set after the start: close() may join it at any moment.
 
-    def _backfill(self) -> None:
-        """Backfill what readers on other hosts request, even while no thread of this process calls the store."""
-        pid = os.getpid()
+    def _backfill(self, shard: int) -> None:
+        """
+        Backfill what readers on other hosts request of the values of one server, even while no thread of this process
+        calls the store.
+        """
+        pid, server = os.getpid(), self._client.server
         known: Dict[str, str] = {}
         has_warned = False
         while not self._closed.is_set() and pid == os.getpid():
             try:
-                known = {name: known.get(name, '') for name in list(self._own)}
+                known = {name: known.get(name, '') for name in list(self._own) if server.shard_of(name) == shard}
                 if not known:  # All were deleted. Redis refuses a wait for no stream.
                     self._closed.wait(1.0)
                     continue
@@ -163,7 +172,7 @@ class HostValues:
                     has_warned = True
                     logger.warning(
                         'readers on other hosts get no new versions of %s: %s. The store is tried again each second.',
-                        ', '.join(map(repr, self._own)),
+                        ', '.join(map(repr, known)),
                         e or type(e).__name__,
                     )
                 self._closed.wait(1.0)

@@ -149,7 +149,7 @@ class Resolver:
     def _asked_since(self, stream: str, record: StoredEntry) -> float:
         """Return when the entry was requested from its writer. Send a request now if there was none."""
         asked = self._asked.get((stream, record.writer))
-        num_sessions = self._client.availability.num_sessions
+        num_sessions = self._client.server.availability_of(stream).num_sessions
         since = begun = time.monotonic()
         if asked is not None and asked.is_of(record.id):
             if asked.num_sessions == num_sessions:

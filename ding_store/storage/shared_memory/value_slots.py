@@ -113,8 +113,9 @@ class ValueSlots:
     @contextmanager
     def _in_turn(self) -> Iterator[None]:
         with ExitStack() as turn:
-            with self._client.availability.held(self._next):
-                turn.enter_context(self._client.availability.held(self._lock))
+            availability = self._client.server.availability_of(self._name)
+            with availability.held(self._next):
+                turn.enter_context(availability.held(self._lock))
             yield
 
     def _look(self) -> None:
