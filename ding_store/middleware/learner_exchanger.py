@@ -159,7 +159,7 @@ class LearnerExchanger(Exchanger):
         return self.read_ahead.take(max_entries, timeout_s) or None
 
     def _is_away(self) -> bool:
-        is_away = self._session.store.is_away_for(self._reader.stream)
+        is_away = self._session.store.is_away_for(self.reader.stream)
         if is_away and self._away_since is None:
             self._away_since = time.monotonic()
             logging.warning('ding_store: the store is away. Training continues as far as the ratio permits')
