@@ -499,7 +499,9 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
 
 def test_progress_is_published_for_lost_chunks(store):
     told, learner = [], Exchanger(SimpleNamespace(store=store, figures=lambda **_: None, finished=True))
-    learner.reader = SimpleNamespace(num_corrupt=0, num_lost=0, advance=lambda upto, *_: told.append(upto))
+    learner.reader = SimpleNamespace(
+        stream=STREAM, num_corrupt=0, num_lost=0, advance=lambda upto, *_: told.append(upto)
+    )
     learner.read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         learner.pass_over_skipped()
