@@ -199,7 +199,7 @@ def watch(learner: Learner, store: Store, writers: Sequence[Any], samples: List[
 
 def server_bytes(store: Any) -> int:
     return int(
-        store.client.server._connection.call('info', lambda session: session.client.info('memory')['used_memory'])
+        store.client.server.connection.call('info', lambda session: session.client.info('memory')['used_memory'])
     )
 
 

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -97,12 +96,14 @@ def table(text):
     return {name: float(value) for name, value in rows}
 
 
-def status(cwd, *arguments):
-    """What ``ding-store status --json`` says of a run."""
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
-        done = zygote().start(['status', '--json', *arguments], cwd, environment(), out.fileno(), errors.fileno())
-        code = done.wait(DEADLINE_S)
-        for file in (out, errors):
-            file.seek(0)
-        assert code == 0, errors.read().decode()
-        return json.load(out)
+def status(cwd, run='r', store=None):
+    """A run's status, as ``ding-store status --json`` prints it after a second, in which it measures rates."""
+    from ding_store.config import StoreConfig
+    from ding_store.launch.status import check_running, read_status
+    from ding_store.run.session import RunSession
+    from ding_store.storage.urls import embedded_url
+
+    config = StoreConfig(enable=True, url=store or embedded_url(f'{cwd}/.ding_store'), run=run)
+    check_running(config)
+    with RunSession(config).store as opened:
+        return read_status(opened, 0.0)

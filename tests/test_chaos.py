@@ -108,7 +108,8 @@ BY_RUN_ID = {
 }
 
 
-@pytest.mark.parametrize('fault', [pytest.param('reload_server', marks=pytest.mark.long), 'fail_back'])
+@pytest.mark.long
+@pytest.mark.parametrize('fault', ['reload_server', 'fail_back'])
 def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fault):
     shutil.copytree(PACKAGE, tmp_path / 'ding_store', ignore=shutil.ignore_patterns('__pycache__'))
     for name, (guard, without) in BY_RUN_ID.items():

@@ -1,6 +1,7 @@
 """What holds for the package as a whole: who may import whom, what is public, what an install does."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import json
@@ -157,8 +158,15 @@ def sources() -> List[Path]:
     return sorted(PACKAGE.rglob('*.py'))
 
 
+@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding='utf-8'), str(path))
+
+
+@functools.cache
+def walk(tree: ast.AST) -> List[ast.AST]:
+    """Return all nodes of a tree."""
+    return list(ast.walk(tree))
 
 
 def runtime_nodes(node: ast.AST) -> Iterator[ast.AST]:
@@ -190,6 +198,13 @@ def imports_of(path: Path, nodes: Callable[[ast.AST], Iterator[ast.AST]] = runti
 
 def layer_of(file: str) -> str:
     return file.split('/')[0].replace('.py', '')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _trees_are_dropped() -> Iterator[None]:
+    yield
+    parse.cache_clear()
+    walk.cache_clear()
 
 
 ALL_IMPORTS = [found for path in sources() for found in imports_of(path)]
@@ -230,16 +245,21 @@ def all_module_imports() -> Dict[str, Set[str]]:
     names = {module_name(path) for path in sources()}
     graph = {}
     for path in sources():
-        found = {entry.module for entry in imports_of(path, lambda tree: iter(list(ast.walk(tree))))}
+        found = {entry.module for entry in imports_of(path, lambda tree: iter(walk(tree)))}
         # `from package import module` names the package, too: it is not an import of the package's own names.
         exact = {name for name in found & names if not any(other.startswith(name + '.') for other in found & names)}
         graph[module_name(path)] = exact - {module_name(path)}
     return graph
 
 
-def test_modules_do_not_import_each_other_in_a_circle():
+@pytest.fixture(scope='module')
+def graph() -> Dict[str, Set[str]]:
+    return all_module_imports()
+
+
+def test_modules_do_not_import_each_other_in_a_circle(graph):
     try:
-        graphlib.TopologicalSorter(all_module_imports()).prepare()
+        graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
         pytest.fail(f'these modules import each other: {" <- ".join(error.args[1])}')
 
@@ -255,10 +275,10 @@ def test_circle_of_modules_is_found(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize('package', INNER_LAYERS)
-def test_parts_of_a_package_import_only_what_lies_above_them(package):
+def test_parts_of_a_package_import_only_what_lies_above_them(package, graph):
     layers = INNER_LAYERS[package]
     bad = []
-    for name, imported in all_module_imports().items():
+    for name, imported in graph.items():
         own, others = inner_layer(package, name), {other: inner_layer(package, other) for other in imported}
         bad += [f'{name} imports {other}' for other, layer in others.items() if own and layer and layer > own]
     assert bad == [], f'the order within {package} is {[sorted(layer) for layer in layers]}'
@@ -326,14 +346,14 @@ def test_environment_is_touched_only_by_these_modules():
 
 def test_stored_arrays_of_columns_are_read_only_by_their_encodings():
     attributes = {
-        str(path.relative_to(PACKAGE)): {node.attr for node in ast.walk(parse(path)) if isinstance(node, ast.Attribute)}
+        str(path.relative_to(PACKAGE)): {node.attr for node in walk(parse(path)) if isinstance(node, ast.Attribute)}
         for path in sources()
     }
     assert {file for file, names in attributes.items() if 'stored' in names} == {'buffer/table/encodings.py'}
 
 
 def calls_in(path: Path, name: str) -> int:
-    calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    calls = [node for node in walk(parse(path)) if isinstance(node, ast.Call)]
     return sum(ast.unparse(call.func).split('.')[-1] == name for call in calls)
 
 
@@ -372,7 +392,7 @@ def test_use_of_an_attribute_is_found(line):
 def changes_of(tree: ast.AST, target: str) -> Iterator[int]:
     """Yield the lines that set or delete ``target``, such as 'task.stop', also by ``setattr``."""
     name, attribute = target.split('.')
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load) and ast.unparse(node) == target:
             yield node.lineno
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ('setattr', 'delattr', 'vars'):

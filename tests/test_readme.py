@@ -10,11 +10,14 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
 import pytest
+from jobs import DEADLINE_S, environment
+from zygote import zygote
 
 from ding_store.config import CheckpointConfig, LearnersConfig, StoreConfig, keys_of_block
 from ding_store.storage.options import HostOptions, RedisOptions, StoreOptions, StreamOptions
@@ -165,8 +168,20 @@ def check_ding(words: List[str]) -> None:
     assert (ROOT / config).exists(), config
 
 
+@functools.cache
+def help_of_ditask() -> str:
+    with tempfile.TemporaryFile('w+') as out:
+        script, environ = [str(BIN / 'ditask'), '--help'], environment(COLUMNS='200')
+        child = zygote().call('zygote', 'run_script', script, ROOT, environ, out.fileno())
+        code = child.wait(DEADLINE_S)
+        out.seek(0)
+        text = out.read()
+    assert code == 0, text
+    return text
+
+
 def check_ditask(words: List[str]) -> None:
-    check_options(words, help_of(str(BIN / 'ditask')))
+    check_options(words, help_of_ditask())
     module, _, function = words[words.index('--main') + 1].rpartition('.')
     if module.startswith('dizoo_configs.'):
         source = (ROOT / f'{module.replace(".", "/")}.py').read_text()
@@ -232,35 +247,6 @@ def test_readme_first_screen_has_the_two_commands():
 # --- Python
 
 
-#: Runs blocks in processes that are forked after the imports that most blocks begin with: seconds less for each.
-RUNNER = """
-import json, os, sys, tempfile, traceback
-from ding_store.launch.user_script import preload
-preload()
-failed = {}
-for place, text in json.load(sys.stdin):
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile('w+') as out:
-        pid = os.fork()
-        if pid == 0:
-            os.chdir(directory)
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-            code = 1
-            try:
-                exec(compile(text, place, 'exec'), {'__name__': '__main__'})
-                code = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-        if os.waitpid(pid, 0)[1]:
-            out.seek(0)
-            failed[place] = out.read() or 'it printed nothing'
-print(json.dumps(failed))
-"""
-
-
 FAILS = ('a block that fails', '1 / 0')
 NOTEBOOK = ROOT / 'docs' / 'tutorial' / 'replay_buffer.ipynb'
 #: Runs the cells of a notebook in turn. Each must print what the file shows.
@@ -280,16 +266,14 @@ for cell in json.load(open({str(NOTEBOOK)!r}))['cells']:
 def failed_blocks() -> Dict[str, str]:
     """Run all blocks that are marked. Return the places of those that failed, and what they printed."""
     found = [(block.place, block.text) for block in without_design(blocks('python')) if block.runs]
-    done = subprocess.run(
-        [sys.executable, '-W', 'ignore', '-c', RUNNER],
-        input=json.dumps([*found, ('the notebook', RUN_NOTEBOOK), FAILS]),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    failed = {}
+    for place, text in [*found, ('the notebook', RUN_NOTEBOOK), FAILS]:
+        with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile('w+') as out:
+            child = zygote().call('zygote', 'run_text', [place, text], directory, environment(), out.fileno())
+            if child.wait(DEADLINE_S):
+                out.seek(0)
+                failed[place] = out.read() or 'it printed nothing'
+    return failed
 
 
 @pytest.mark.parametrize('block', without_design(blocks('python')), ids=by_place)

@@ -4,17 +4,18 @@ import ast
 import functools
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
-import traceback
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import pytest
+from jobs import environment
+from zygote import zygote
 
+from ding_store import cli
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreError
 from ding_store.run.session import RunSession
@@ -253,50 +254,22 @@ def traced_command(command: List[str], steps: List[Step], cwd: Path) -> Tuple[in
 
     It is not forked from this one: a child aborts if it closes a socket of nng that another test left open here.
     """
-    reads, writes = os.pipe()
-    code = f'import sys; sys.path[:0] = {sys.path!r}; import test_tour; test_tour.run_command({command!r}, {writes})'
-    child = subprocess.Popen(
-        [sys.executable, '-W', 'ignore', '-c', code], cwd=cwd, pass_fds=[writes], start_new_session=True
-    )
-    os.close(writes)
-    text = b''
-    with open(reads, 'rb', buffering=0) as pipe:
-        while select.select([pipe], [], [], WAIT_S)[0]:
-            part = pipe.read(1 << 16)
-            if not part:
-                break
-            text += part
-        else:
-            os.killpg(child.pid, 9)
-    return child.wait(), [steps[int(number)] for number in text.split()]
-
-
-def run_command(command: List[str], writes: int) -> None:
-    """Run the command in this process, which exits. Write the numbers of the steps that it calls."""
-    # The roles import these. They are forked from this process, which imports them once.
-    import ding.config.config  # noqa: F401
-    import ding.framework.middleware  # noqa: F401
-    import ding.worker  # noqa: F401
-
-    from ding_store.cli import main
-    from ding_store.launch import user_script
-
-    steps = steps_of('run')
-    out = os.open('out', os.O_WRONLY | os.O_CREAT)
-    os.dup2(out, 1)
-    os.dup2(out, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, 'w'), os.fdopen(2, 'w')
-    # The launcher's imports take seconds, and this process has all that the script needs.
-    user_script._import_all = user_script._load_loops = lambda: None
+    with open(cwd / 'out', 'wb') as out:
+        child = zygote().call('test_tour', 'run_command', [command], cwd, environment(), out.fileno())
     try:
-        with traced(steps, lambda step: os.write(writes, b'%d\n' % steps.index(step))):
-            code = main(command)
-    except BaseException:  # noqa: BLE001 - it must not come back into the test
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+        code = child.wait(WAIT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, 9)
+        code = child.wait(WAIT_S)
+    return code, [steps[int(number)] for number in (cwd / 'steps').read_bytes().split()]
+
+
+def run_command(command: List[str]) -> int:
+    """Run the command in this process. Write the numbers of the steps that it calls, also those of its roles."""
+    steps = steps_of('run')
+    writes = os.open('steps', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with traced(steps, lambda step: os.write(writes, b'%d\n' % steps.index(step))):
+        return cli.main(command)
 
 
 # Where do I put ...

@@ -92,7 +92,7 @@ class BestCheckpoint:
     """Keeps the policy with the best evaluation of this run, also across restarts of the evaluator."""
 
     def __init__(self, config: CheckpointConfig) -> None:
-        self._directory = CheckpointDir(config.path, config.keep)
+        self.directory = CheckpointDir(config.path, config.keep)
         self._policies = Policies()
         self._snapshot = Snapshot()
         self._best = -np.inf
@@ -105,13 +105,13 @@ class BestCheckpoint:
         if not _is_better(ctx, self._best):
             return
         try:
-            if self._directory.run is None:
+            if self.directory.run is None:
                 self._warn(ctx)
                 return
             state = self._policies.state()
             state[EXTRA]['train_iter'] = ctx.train_iter
             self._snapshot.begin(state, at_once=True)  # on the CPU: the file may be loaded on a host without a GPU
-            self._directory.save_best(self._snapshot.state, float(ctx.eval_value))
+            self.directory.save_best(self._snapshot.state, float(ctx.eval_value))
             self._best = float(ctx.eval_value)  # after the save: if it fails, the disk still has the old best
         except (OSError, CorruptPayload) as e:
             logging.error(f'ding_store: the best policy so far could not be saved: {e}')
@@ -120,7 +120,7 @@ class BestCheckpoint:
         if ctx.train_iter > 0 and not self._has_warned:  # at 0 the learner may not have created the run yet
             self._has_warned = True
             logging.warning(
-                f'ding_store: the best policy is not kept: this host has no run in {self._directory.path}. Use a '
+                f'ding_store: the best policy is not kept: this host has no run in {self.directory.path}. Use a '
                 "directory that the learner's host shares"
             )
 
@@ -131,29 +131,32 @@ class LearnerCheckpoints:
         The learner's checkpoints. It resumes when it is created. It saves after training, as often as the interval
         allows. It saves once more at the run's end, or after the iteration in which a signal arrives. A run of one
         process also saves after each evaluation that is the best so far.
+    Attributes:
+        - directory (:obj:`CheckpointDir`), saver (:obj:`Saver`), interval (:obj:`Interval`): Where it saves, the thread
+          that writes, and when the next checkpoint is due.
     """
 
     def __init__(self, session: RunSession, config: CheckpointConfig) -> None:
         self._session, self._policies = session, Policies()
-        self._directory = CheckpointDir(config.path, config.keep)
-        self._interval = Interval(config.max_overhead, config.interval_s)
+        self.directory = CheckpointDir(config.path, config.keep)
+        self.interval = Interval(config.max_overhead, config.interval_s)
         self._best = -np.inf  # the evaluation of the best policy on the disk
-        self._directory.claim()
-        self._directory.begin()
+        self.directory.claim()
+        self.directory.begin()
         self._saved_iter = self._saving_iter = self._resume(config)  # train iterations: on the disk, and being written
-        self._saver = Saver()
+        self.saver = Saver()
         self._unreported = False
         self._last_s: Optional[float] = None
         self._ctx: Optional[OnlineRLContext] = None
         self._saved_by: Optional[float] = None  # deadline of the last checkpoint, once it has begun
         self._last_save = LastCheckpoint()
         self._num_steps = 0  # optimizer steps at the end of the last iteration
-        session.checkpoints = self._directory
+        session.checkpoints = self.directory
         session.before_leaving.append(self._leave)
         session.while_waiting.append(self._end_in_a_wait)
         if task.router.is_active:
             # The launcher cannot read this in the script. It looks here when the learner or an evaluator crashes.
-            header = {'path': self._directory.path, 'run': self._directory.run, 'max_restarts': config.max_restarts}
+            header = {'path': self.directory.path, 'run': self.directory.run, 'max_restarts': config.max_restarts}
             session.store.put(CHECKPOINTS, header, {})
         else:
             # A run of one process: its task may finish after the last call of any middleware.
@@ -162,7 +165,7 @@ class LearnerCheckpoints:
     def add(self, policy: Any) -> None:
         """Add a policy before the first iteration. If this process resumes, load its state from the checkpoint."""
         if self._policies.add(policy):
-            self._saver.watch(optimizers_of(policy))
+            self.saver.watch(optimizers_of(policy))
 
     def __call__(self, ctx: OnlineRLContext) -> None:
         if self._ctx is None:
@@ -170,8 +173,8 @@ class LearnerCheckpoints:
             self._last_save.expect()
         self._ctx = ctx
         if self._last_s is not None and ctx.eval_value in (None, -np.inf):  # time with an evaluation is not training
-            self._interval.iterated(self._trained_s() - self._last_s, self._saver.is_busy or self._unreported)
-        if self._unreported and not self._saver.is_busy:
+            self.interval.iterated(self._trained_s() - self._last_s, self.saver.is_busy or self._unreported)
+        if self._unreported and not self.saver.is_busy:
             self._report()
         if not task.router.is_active and _is_better(ctx, self._best):
             self._save_best(ctx)
@@ -179,15 +182,15 @@ class LearnerCheckpoints:
             with saving():
                 if self._save_last(ctx) and not task.router.is_active:
                     self._finish('the task finished')
-        elif ctx.train_iter > self._saved_iter and not self._saver.is_busy and self._interval.is_due:
+        elif ctx.train_iter > self._saved_iter and not self.saver.is_busy and self.interval.is_due:
             self._save(ctx)
         if self._last_save.must_exit:
             self._end(ctx)
-        self._last_s, self._num_steps = self._trained_s(), self._saver.num_steps
+        self._last_s, self._num_steps = self._trained_s(), self.saver.num_steps
 
     def _may_end_here(self) -> bool:
         """Return True if a signal arrived and no optimizer has stepped since the end of the last iteration."""
-        return self._last_save.must_exit and self._saver.num_steps == self._num_steps
+        return self._last_save.must_exit and self.saver.num_steps == self._num_steps
 
     def _end_in_a_wait(self) -> None:
         """End during a wait for experience, which may never arrive if the signal ended the collectors as well."""
@@ -211,36 +214,36 @@ class LearnerCheckpoints:
 
         def write(state: Any) -> None:
             if is_newer:
-                self._directory.save(train_iter, state)
+                self.directory.save(train_iter, state)
             if eval_value is not None:
-                self._directory.save_best(state, eval_value)
+                self.directory.save_best(state, eval_value)
                 self._best = eval_value  # after the save: if it fails, the disk still has the old best
 
-        self._interval.begin()
-        self._saver.save(self._state(ctx), write)
+        self.interval.begin()
+        self.saver.save(self._state(ctx), write)
         self._saving_iter, self._unreported = train_iter, True
 
     def _save_best(self, ctx: OnlineRLContext) -> None:
         """Save the present state as the best policy, after waiting for a save in progress."""
         begin = time.perf_counter()
-        self._saver.drain()
+        self.saver.drain()
         if self._unreported:
             self._report(time.perf_counter() - begin)
         self._save(ctx, float(ctx.eval_value))
 
     def _report(self, drained_s: float = 0.0) -> None:
         self._unreported = False
-        self._interval.end(self._saver.copying_s, self._saver.waiting_s + drained_s)
-        if not self._saver.is_saved:  # the saver logged why
+        self.interval.end(self.saver.copying_s, self.saver.waiting_s + drained_s)
+        if not self.saver.is_saved:  # the saver logged why
             return
         self._saved_iter = self._saving_iter
-        stall_ms = 1e3 * (self._saver.copying_s + self._saver.waiting_s)
+        stall_ms = 1e3 * (self.saver.copying_s + self.saver.waiting_s)
         logging.info(
             f'ding_store: checkpoint of iteration {self._saved_iter}: stall {stall_ms:.1f} ms, cost '
-            f'{1e3 * self._interval.cost_s:.1f} ms; next after {self._interval.next_s:.1f} s, overhead so far '
-            f'{self._interval.overhead:.2%}'
+            f'{1e3 * self.interval.cost_s:.1f} ms; next after {self.interval.next_s:.1f} s, overhead so far '
+            f'{self.interval.overhead:.2%}'
         )
-        self._session.figures(checkpoint_iter=self._saved_iter, checkpoint_overhead=round(self._interval.overhead, 5))
+        self._session.figures(checkpoint_iter=self._saved_iter, checkpoint_overhead=round(self.interval.overhead, 5))
 
     def _leave(self, failed: bool) -> None:
         """
@@ -260,10 +263,10 @@ class LearnerCheckpoints:
     def _finish(self, reason: str) -> None:
         """Mark the run as finished in the directory. If that fails, only log it, because the policy is on the disk."""
         try:
-            self._directory.finish(reason)
+            self.directory.finish(reason)
         except (OSError, CorruptPayload) as e:
             logging.error(
-                f'ding_store: {self._directory.path}: the end of this run could not be written, so the next run '
+                f'ding_store: {self.directory.path}: the end of this run could not be written, so the next run '
                 f'resumes from here: {e}'
             )
 
@@ -288,7 +291,7 @@ class LearnerCheckpoints:
         now = time.perf_counter()
         if self._saved_by is None:
             self._saved_by = now + SAVE_S
-        self._saver.drain(max(0.0, self._saved_by - now))
+        self.saver.drain(max(0.0, self._saved_by - now))
 
     # What is in a checkpoint
 
@@ -297,7 +300,7 @@ class LearnerCheckpoints:
         state = self._policies.state()
         state[EXTRA].update(
             version=VERSION,
-            run=self._directory.run,
+            run=self.directory.run,
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
             random=random_states(),
             policy_versions=dict(self._session.policy_versions),
@@ -307,10 +310,10 @@ class LearnerCheckpoints:
 
     def _resume(self, config: CheckpointConfig) -> int:
         """Load the newest checkpoint, and return its train iteration. Return -1 if there is none."""
-        newest, known = self._directory.newest(), self._directory.paths()
+        newest, known = self.directory.newest(), self.directory.paths()
         if newest is None and known:
             raise ConfigError(
-                f'none of the {len(known)} checkpoints in {self._directory.path} can be read, see the log. To start '
+                f'none of the {len(known)} checkpoints in {self.directory.path} can be read, see the log. To start '
                 'anew, set store.checkpoint.path to another directory or remove this one.'
             )
         if newest is None and config.load is not None:

@@ -47,6 +47,10 @@ class LearnerExchanger(Exchanger):
         ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
         While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
         With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
+    Attributes:
+        - consumer_offset (:obj:`ConsumerOffset`): Which chunks are in the replay.
+        - reader (:obj:`Reader`): The learner's reader of the stream, from the first iteration on.
+        - read_ahead (:obj:`ReadAhead`): The thread that reads, from the first iteration on.
     """
 
     role = 'learner'
@@ -74,7 +78,7 @@ class LearnerExchanger(Exchanger):
             'Give one process of the script this role (task.add_role), and the others another',
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
-        self._consumer_offset = ConsumerOffset()
+        self.consumer_offset = ConsumerOffset()
         self._taken: List[Entry] = []
         self._num_skipped = 0  # corrupt and lost entries that were acknowledged
 
@@ -95,7 +99,7 @@ class LearnerExchanger(Exchanger):
             growth = plan.replay.growth
             if growth is not None:
                 growth.fit(path)
-            self._consumer_offset.keep_in(plan.replay, path, run)
+            self.consumer_offset.keep_in(plan.replay, path, run)
             if growth is not None:
                 growth.begin()
         if checkpoints is None:
@@ -106,7 +110,7 @@ class LearnerExchanger(Exchanger):
         if self._session.config.record is not None:  # before this learner acks anything
             check_one_learner(self._session.config.num_learners)
             self._recording = RecorderProcess(self._session, self._session.config.record)
-        self._reader = self._consumer_offset.reader(
+        self.reader = self.consumer_offset.reader(
             self._session.store,
             self._stream,
             LEARNER_READER,
@@ -114,14 +118,14 @@ class LearnerExchanger(Exchanger):
             # The read-ahead holds entries while the learner trains. With drop_oldest the stream may drop them then.
             copied=self._session.config.overflow == 'drop_oldest',
         )
-        taken: Optional[EntryId] = self._reader.cursor
-        if self._consumer_offset.is_resumed:
-            ctx.env_step, ctx.env_episode = self._consumer_offset.env_step, self._consumer_offset.env_episode
+        taken: Optional[EntryId] = self.reader.cursor
+        if self.consumer_offset.is_resumed:
+            ctx.env_step, ctx.env_episode = self.consumer_offset.env_step, self.consumer_offset.env_episode
         if self._rank is not None:
             self._rank.env_step, self._rank.env_episode = ctx.env_step, ctx.env_episode
-        if self._consumer_offset.is_resumed:
-            taken = self._consumer_offset.cursor
-            self._session.count_versions_from(self._consumer_offset.policy_versions)
+        if self.consumer_offset.is_resumed:
+            taken = self.consumer_offset.cursor
+            self._session.count_versions_from(self.consumer_offset.policy_versions)
         if taken is not None and taken.number:
             # Entries up to here are never read again, and collectors may be waiting for this ack.
             self._advance(ctx, taken)
@@ -132,12 +136,12 @@ class LearnerExchanger(Exchanger):
             return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
 
         # The read-ahead's thread starts now, so it reads after the entry that was acknowledged above.
-        self._read_ahead = ReadAhead(self._reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
+        self.read_ahead = ReadAhead(self.reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
         ratio = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
-            self._ratio_read_ahead = RatioReadAhead(self._read_ahead, ratio)
+            self._ratio_read_ahead = RatioReadAhead(self.read_ahead, ratio)
 
     def _start_records(self) -> None:
         config = self._session.config
@@ -149,7 +153,7 @@ class LearnerExchanger(Exchanger):
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self._read_ahead.wake()
+        self.read_ahead.wake()
 
     def _close_for_writing(self, ctx: OnlineRLContext) -> None:
         if self._rank is not None and not self._closed_for_writing:
@@ -178,7 +182,7 @@ class LearnerExchanger(Exchanger):
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
         is_away = self._is_away()
-        if len(self._read_ahead) == 0 and not is_away:
+        if len(self.read_ahead) == 0 and not is_away:
             with best_effort(self._session.store):
                 self._send_ack()
                 self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
@@ -188,11 +192,11 @@ class LearnerExchanger(Exchanger):
         if self._ratio_read_ahead is not None:
             return self._ratio_read_ahead.take(timeout_s)
         if is_away and self._may_go_on:
-            return self._read_ahead.take(max_entries, 0.0)
-        return self._read_ahead.take(max_entries, timeout_s) or None
+            return self.read_ahead.take(max_entries, 0.0)
+        return self.read_ahead.take(max_entries, timeout_s) or None
 
     def _is_away(self) -> bool:
-        is_away = self._session.store.is_away_for(self._reader.stream)
+        is_away = self._session.store.is_away_for(self.reader.stream)
         if is_away and self._away_since is None:
             self._away_since = time.monotonic()
             logging.warning('ding_store: the store is away. Training continues as far as the ratio permits')
@@ -203,10 +207,10 @@ class LearnerExchanger(Exchanger):
 
     def _pass_over_skipped(self) -> None:
         """Acknowledge skipped or lost entries: no chunk does that for them, and their writers may wait for it."""
-        skipped = self._reader.num_corrupt + self._reader.num_lost
+        skipped = self.reader.num_corrupt + self.reader.num_lost
         if skipped == self._num_skipped or self._taken:
             return
-        passed = self._read_ahead.passed()
+        passed = self.read_ahead.passed()
         if passed is not None and (self._ratio_read_ahead is None or not self._ratio_read_ahead.is_holding):
             self._num_skipped = skipped
             self._advance(task.ctx, passed)
@@ -214,7 +218,7 @@ class LearnerExchanger(Exchanger):
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Put chunks into the replay or into ``ctx``. Return True if ``ctx`` has elements for later middleware."""
         if 'began_s' not in self._member.figures and entries:
-            began = dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self._consumer_offset.num_rows)
+            began = dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self.consumer_offset.num_rows)
             self._session.figures(began_s=time.monotonic(), **began)
         assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
@@ -223,11 +227,11 @@ class LearnerExchanger(Exchanger):
         push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
             self._count(ctx, taken)
-            entry = entries[i] = self._consumer_offset.take(taken)
+            entry = entries[i] = self.consumer_offset.take(taken)
             if entry.header['rows'] and push_direct is not None:
-                schema, note = self._decoder.schema(entry), self._consumer_offset.note()
+                schema, note = self._decoder.schema(entry), self.consumer_offset.note()
                 push_direct(schema, self._decoder.columns(entry), note, meta_of([entry]), narrowed_in(entry))
-        self._consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
+        self.consumer_offset.leave_note(push_direct is None or not (entries and entries[-1].header['rows']))
         filled = [entry for entry in entries if entry.header['rows']]
         if filled and self._ingest_plan.replay is not None:
             self._ingest_plan.replay.meta = meta_of(filled)
@@ -258,8 +262,8 @@ class LearnerExchanger(Exchanger):
                 self._decoder.check(entry)
                 chunks.append(entry)
             except CorruptPayload as error:
-                self._reader.pass_over(error)
-                self._consumer_offset.skip(entry)
+                self.reader.pass_over(error)
+                self.consumer_offset.skip(entry)
         return chunks
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
@@ -281,7 +285,7 @@ class LearnerExchanger(Exchanger):
 
     def _send(self, ctx: OnlineRLContext) -> None:
         # The rows are in the replay, so the stream may delete their entries and the collectors may continue.
-        self._consumer_offset.commit()
+        self.consumer_offset.commit()
         if self._taken:
             self._advance(ctx, self._taken[-1].id)
             self._taken = []
@@ -301,12 +305,12 @@ class LearnerExchanger(Exchanger):
             with best_effort(self._session.store):
                 self._send_ack()
         self._session.figures(
-            rows=self._consumer_offset.num_rows,
-            chunks=self._consumer_offset.num_chunks,
-            is_resumed=self._consumer_offset.is_resumed,
+            rows=self.consumer_offset.num_rows,
+            chunks=self.consumer_offset.num_chunks,
+            is_resumed=self.consumer_offset.is_resumed,
             **(self._ingest_plan.replay_figures() if self._ingest_plan else {'replay_rows': 0}),
-            lost=self._reader.num_lost,
-            corrupt=self._reader.num_corrupt,
+            lost=self.reader.num_lost,
+            corrupt=self.reader.num_corrupt,
             **counts,
         )
         if not self._session.finished:
@@ -315,7 +319,7 @@ class LearnerExchanger(Exchanger):
     def _send_ack(self) -> None:
         if self._unpublished is not None:
             ingested, progress = self._unpublished
-            self._reader.advance(ingested, self._progress, progress)
+            self.reader.advance(ingested, self._progress, progress)
             self._unpublished, self._published = None, progress
 
     def _restore_progress(self) -> None:
@@ -330,7 +334,7 @@ class LearnerExchanger(Exchanger):
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """Put all that collectors appended before the run's end into the replay, so that both sides' counts agree."""
-        self._read_ahead.wake()
+        self.read_ahead.wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
         self._end_of_stream()
         assert self._ingest_plan is not None
@@ -354,9 +358,9 @@ class LearnerExchanger(Exchanger):
 
     def _rest(self) -> List[Entry]:
         if self._ratio_read_ahead is None:
-            return self._read_ahead.rest()
+            return self.read_ahead.rest()
         self._ratio_read_ahead.ratio.end()
-        return self._ratio_read_ahead.rest() + self._read_ahead.rest()
+        return self._ratio_read_ahead.rest() + self.read_ahead.rest()
 
     def _end_of_stream(self) -> None:
         # The read-ahead's thread sleeps until an entry arrives. An entry without rows wakes it at once.

@@ -130,8 +130,8 @@ class Scenario:
         )  # which is there already
         a.client.server._appends.backfill(Backfill('h', last[0].id.epoch, 99, 9, encode({}, {})))  # of no entry
         missing = (last[0].id.epoch, 'host writer', 5, 9, 2, 'ding:{golden/h/0}:not there', b'place')
-        a.client.server._connection.call(
-            'fill', lambda session: a.client.server._keys.run(session, 'fill', 'h', missing)
+        a.client.server.connection.call(
+            'fill', lambda session: a.client.server.keys.run(session, 'fill', 'h', missing)
         )  # its parts are missing
         reader.ack('h', 'near', last[1].id)
         reader.ack('h', 'far', last[1].id)
@@ -319,7 +319,7 @@ class Scenario:
             kept = keys_of(redis, 'ding:{golden/o/0}*')
         a.append('o', {'number': 2}, {})
         entries = reader.read('o')
-        a.client.server._connection.close()  # as if it were killed
+        a.client.server.connection.close()  # as if it were killed
         for is_renewed in (True, False):
             with self.raw() as redis:
                 redis.ask('DEL', *{command[1] for command in kept})

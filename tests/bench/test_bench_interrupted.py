@@ -23,7 +23,7 @@ TRANSPORT = ['transport', '--elements', 'cartpole', '--paths', 'bare ring', '--s
     ('arguments', 'num_processes'),
     [
         pytest.param([*WEIGHTS, '--ways', 'bare'], 4, marks=pytest.mark.long),
-        ([*WEIGHTS, '--wire'], 4),
+        pytest.param([*WEIGHTS, '--wire'], 4, marks=pytest.mark.long),
         pytest.param(CHECKPOINT, 1, marks=pytest.mark.long),
         (TRANSPORT, 2),
     ],

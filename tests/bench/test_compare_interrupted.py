@@ -53,7 +53,7 @@ def test_compare_ctrl_c_during_imports_prints_one_line(tmp_path):
         ('single', 'store', signal.SIGTERM, 'ding_store: window 1', 4),
         pytest.param('across', 'stock', signal.SIGINT, 'DI-engine: 2 collectors', 6, marks=pytest.mark.long),
         pytest.param('across', 'store', signal.SIGTERM, 'ding_store: 2 collectors', 5, marks=pytest.mark.long),
-        ('disk', 'store', signal.SIGINT, 'on disk: filling', 4),
+        pytest.param('disk', 'store', signal.SIGINT, 'on disk: filling', 4, marks=pytest.mark.long),
     ],
 )
 def test_compare_interrupted_leaves_no_process_or_file(section, side, number, says, num_processes, tmp_path, short):

@@ -285,7 +285,7 @@ SAMPLERS = {
 @pytest.mark.parametrize('sampler', SAMPLERS)
 @pytest.mark.parametrize('name', ['memory', 'path'])
 def test_forks_during_pushes_of_threads_sample(
-    name: str, sampler: str, tmp_path: Path, num_forks: int = int(os.environ.get('DING_STORE_FORKS', '8'))
+    name: str, sampler: str, tmp_path: Path, num_forks: int = int(os.environ.get('DING_STORE_FORKS', '4'))
 ) -> None:
     kind = Kind(name, tmp_path)
     make, options = SAMPLERS[sampler]

@@ -25,7 +25,7 @@ def grouped():
 
 
 TAKES = {
-    'capacity': lambda n: len(StoreBuffer(n)._elements.table.index.row_of_slot),
+    'capacity': lambda n: len(StoreBuffer(n).table.index.row_of_slot),
     'resize': lambda n: filled().resize(n),
     'sample': lambda n: len(filled().sample(n)),
     'batch': lambda n: len(filled().sample_batch(n).rows),

@@ -171,7 +171,7 @@ def larger_than_memory(monkeypatch):
 
 
 def evict_all(buffer):
-    found = buffer._elements.table.columns._memory
+    found = buffer.table.columns._memory
     for name, file in found._file_of.items():
         evict(found.columns[name].reshape(-1), file.fd)
 
@@ -188,15 +188,15 @@ def test_cold_batches_equal_those_from_memory(tmp_path):
     buffer.sample_batch(4)
     for _ in range(5):
         evict_all(buffer)
-        assert set(buffer._elements.table.columns.sources[1]) == {'frame', 'state'}
+        assert set(buffer.table.columns.sources[1]) == {'frame', 'state'}
         batch = buffer.sample_batch(8)
         rows = batch.rows
         for name, values in columns.items():
             assert np.array_equal(batch.data[name].numpy(), values[rows])
         evict_all(buffer)
-        found = buffer._elements.table.gather(rows)
+        found = buffer.table.gather(rows)
         assert all(np.array_equal(found[name], columns[name][rows]) for name in columns)
-    assert all(column.num_misses for column in buffer._elements.table.columns.sources[1].values())
+    assert all(column.num_misses for column in buffer.table.columns.sources[1].values())
     buffer.close()
 
 
@@ -204,7 +204,7 @@ def test_cold_batches_equal_those_from_memory(tmp_path):
 def test_cold_read_of_replaced_columns_skips_the_old_files(tmp_path, monkeypatch):
     buffer = StoreBuffer(20, path=str(tmp_path / 'table'), seed=0)
     buffer.extend({'state': np.zeros((20, 33_001))})
-    table = buffer._elements.table
+    table = buffer.table
     opened = disk_reads.DiskReads._open_cold
 
     def raced(found, columns, files):
@@ -232,7 +232,7 @@ def test_cold_sequences_are_time_major(tmp_path):
         batch = buffer.sample_time_major(4)
         for place, row in enumerate(batch.rows.tolist()):
             assert torch.equal(batch.data['obs'][:, place], obs[5 * row : 5 * row + 5])
-    assert sum(column.num_misses for column in buffer._elements.table.columns.sources[1].values()) == 3
+    assert sum(column.num_misses for column in buffer.table.columns.sources[1].values()) == 3
     buffer.close()
 
 
@@ -272,5 +272,5 @@ def test_table_that_fits_into_memory_uses_the_page_cache(tmp_path, monkeypatch):
     buffer.extend({'state': np.zeros((20, 33_001))})
     for _ in range(3):
         buffer.sample_batch(8)
-    assert not buffer._elements.table.columns.sources[1]
+    assert not buffer.table.columns.sources[1]
     buffer.close()

@@ -13,7 +13,7 @@ import torch
 
 from ding_store.checkpoint import EXTRA, CheckpointDir, archive, directory
 
-KILLS = int(os.environ.get('DING_STORE_KILLS', '60'))
+KILLS = int(os.environ.get('DING_STORE_KILLS', '20'))
 NUM_TENSORS, SIZE = 8, 40_000
 
 

@@ -54,5 +54,5 @@ def do(node_id, gate, directory):
 
 
 if __name__ == '__main__':
-    with WorkerPool(n_jobs=2, start_method='spawn', daemon=False) as pool:
+    with WorkerPool(n_jobs=2, start_method='fork', daemon=False) as pool:
         pool.map(do, [(node, *sys.argv[1:]) for node in (0, 2)], chunk_size=1)

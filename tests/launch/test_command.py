@@ -130,6 +130,7 @@ def test_command_terminated_waits_for_the_last_checkpoint(run, tmp_path, number)
     assert json.loads((tmp_path / 'checkpoints' / 'run.json').read_text())['finished'] is not None
 
 
+@pytest.mark.long
 def test_command_signalled_twice_writes_no_last_checkpoint(run, tmp_path):
     with in_its_last_save(run, tmp_path) as (started, learner, gate):
         for text in ('waiting for the last checkpoint', ''):

@@ -9,7 +9,8 @@ import sys
 import time
 
 import pytest
-from jobs import DEADLINE_S, TINY, ding_store, environment
+from jobs import DEADLINE_S, TINY, environment
+from zygote import zygote
 
 pytest.importorskip('ding')
 
@@ -17,20 +18,10 @@ pytest.importorskip('ding')
 class Terminal:
     """A command in a terminal of its own, and a person at it."""
 
-    def __init__(self, command, cwd):
+    def __init__(self, arguments, cwd):
         self._fd, inner = os.openpty()
         self.text = ''
-        self.process = subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=environment(TERM='dumb'),
-            stdin=inner,
-            stdout=inner,
-            stderr=inner,
-            start_new_session=True,
-            # The leader of a session gets the first terminal that it opens as its own.
-            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),
-        )
+        self.process = zygote().start(arguments, cwd, environment(TERM='dumb'), inner, has_terminal=True)
         os.close(inner)
 
     def type(self, line):
@@ -67,7 +58,7 @@ def test_role_under_debug_stops_in_pdb_and_goes_on(tmp_path):
     )
     roles = ['run', '--run', 'r', '--roles', 'learner=1,collector=1', '--debug', 'learner']
     options = ['--trace', tmp_path / 'trace', '--max-train-iter', 20]
-    terminal = Terminal(ding_store(*roles, '--', 'python', script, *options), tmp_path)
+    terminal = Terminal([*roles, '--', 'python', script, *options], tmp_path)
     try:
         terminal.read_until('(Pdb) ')
         terminal.type('p f"this is node {node + 0}"')

@@ -20,7 +20,7 @@ def test_cartpole_lives_through_two_failovers(tmp_path, redis_binary, monkeypatc
         monkeypatch.setenv(ENV_SENTINEL_PASSWORD, ASK_PASSWORD)
 
         def env_steps():
-            members = status(tmp_path, '--run', 'r')['members']
+            members = status(tmp_path, store=group.url())['members']
             return sum(one['figures'].get('rows', 0) for one in members if one['role'] == 'collector')
 
         arguments = ['run', '--run', 'r', '--roles', ROLES, '--', 'python', MAIN, '--max-env-step', 800]

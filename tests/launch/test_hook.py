@@ -68,7 +68,6 @@ def test_sitecustomize_of_the_user_still_runs(tmp_path):
 @pytest.mark.parametrize(
     ('name', 'value', 'text'),
     [
-        ('DING_STORE_CHECKPOINT', '1', 'save_ckpt'),
         pytest.param(
             'DING_STORE_SETTINGS',
             "{'replay_growth': {'start': 1, 'env_steps': 9}}",
@@ -76,7 +75,7 @@ def test_sitecustomize_of_the_user_still_runs(tmp_path):
             marks=pytest.mark.long,
         ),
     ],
-    ids=['checkpoint', 'growth'],
+    ids=['growth'],
 )
 def test_settings_of_task_pipelines_are_refused_in_configs(tmp_path, name, value, text):
     run_hooked(
@@ -175,7 +174,8 @@ def said_at_the_end(code, cwd):
     return [line.partition(': ')[2] for line in done.stderr.splitlines() if line.startswith('ding-store: ')]
 
 
-def test_names_imported_from_their_modules_are_replaced(tmp_path):
+def test_names_of_di_engine_are_replaced_wherever_imported(tmp_path):
+    """Also the buffers that 24 of dizoo's mains make, from the config that was compiled with the class."""
     said = said_at_the_end(
         """
         from ding.data.buffer.deque_buffer import DequeBuffer
@@ -193,20 +193,8 @@ def test_names_imported_from_their_modules_are_replaced(tmp_path):
             assert globals()[name] is getattr(middleware, name)
         for name in ('gae_estimator', 'data_pusher', 'offpolicy_data_fetcher'):
             assert globals()[name] is getattr(middleware, name)
-        """,
-        tmp_path,
-    )
-    assert said == ['on the store: replay']
 
-
-def test_buffers_created_by_name_are_store_buffers(tmp_path):
-    """As 24 of dizoo's mains make them: from the config that was compiled with the class."""
-    said = said_at_the_end(
-        """
-        import copy
         import torch
-        from ding.config import compile_config
-        from ding.policy import DQNPolicy
         from ding.worker import AdvancedReplayBuffer, EpisodeReplayBuffer, NaiveReplayBuffer, SequenceReplayBuffer
         from ding.worker.replay_buffer.advanced_buffer import AdvancedReplayBuffer as FromItsModule
         from ding_store.buffer import StoreBufferWrapper
@@ -227,6 +215,7 @@ def test_buffers_created_by_name_are_store_buffers(tmp_path):
 
 
 def test_end_report_names_buffers_not_on_the_store(tmp_path):
+    """And checkpoints of a config pipeline are refused."""
     said = said_at_the_end(
         """
         import os
@@ -234,6 +223,17 @@ def test_end_report_names_buffers_not_on_the_store(tmp_path):
         from ding.data import DequeBuffer
         from ding.utils import BUFFER_REGISTRY
         from ding.worker import NaiveReplayBuffer, create_buffer
+        from ding_store.errors import ConfigError
+
+        pid = os.fork()
+        if pid == 0:
+            os.environ['DING_STORE_CHECKPOINT'] = '1'
+            try:
+                create_buffer(EasyDict(type='naive', replay_buffer_size=4))
+            except ConfigError as error:
+                os._exit('save_ckpt' not in str(error))
+            os._exit(2)
+        assert os.waitpid(pid, 0)[1] == 0
 
         class Mine(DequeBuffer):
             pass

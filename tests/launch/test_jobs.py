@@ -39,7 +39,7 @@ def tiny(trace, *arguments):
 def members(cwd, role, state='alive', run='r'):
     if running(Path(cwd, '.ding_store', run)) is None:
         return []
-    return [m for m in status(cwd, '--run', run)['members'] if m['role'] == role and m['state'] == state]
+    return [m for m in status(cwd, run)['members'] if m['role'] == role and m['state'] == state]
 
 
 def assert_private(directory):
@@ -91,9 +91,8 @@ def test_cartpole_converges_and_its_counts_agree(tmp_path):
     assert 'INFO' not in log
 
 
-@pytest.mark.parametrize(
-    'late', ['learner=4', *(pytest.param(f'{role}=4', marks=pytest.mark.long) for role in ('collector', 'evaluator'))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize('late', ['learner=4', 'collector=4', 'evaluator=4'])
 def test_job_trains_in_any_start_order(tmp_path, late):
     options = ['--delay', late, '--set', 'wait_warn_s=60', '--json', tmp_path / 'figures.json']
     arguments = ['run', '--run', 'r', '--roles', ROLES, *options]
@@ -122,7 +121,7 @@ def test_collector_failing_after_the_end_does_not_fail_the_run(tmp_path):
     assert 'failed with exit code 3' in run.text
 
 
-@pytest.mark.parametrize('cpu_roles', ['', 'collector,evaluator'])
+@pytest.mark.parametrize('cpu_roles', [pytest.param('', marks=pytest.mark.long), 'collector,evaluator'])
 def test_roles_without_a_gpu_do_not_see_one(tmp_path, cpu_roles):
     script = tmp_path / 'main.py'
     script.write_text(
@@ -160,20 +159,6 @@ def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
     assert 'interrupted: ending the run' in run.text
     assert 'Traceback' not in run.text
     assert running(tmp_path / '.ding_store' / 'r') is not None  # kept for its grace: the next start goes on with it
-
-
-def test_joined_processes_leave_with_the_run_that_finishes(tmp_path):
-    arguments, stop = ['run', '--run', 'r', '--roles', 'learner=1,collector=1'], tmp_path / 'stop'
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--until', stop)), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
-        join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace'))
-        with job(join, tmp_path, name='join') as joined:
-            joined.wait_for(lambda: rows_of_joined(tmp_path), 'rows of the joined collector')
-            stop.touch()
-            assert run.wait() == 0, run.text
-            assert joined.wait() == 0
-    balanced(run.text)
-    assert 'all processes had left' in run.text
 
 
 def test_killed_collector_loses_only_its_unfinished_chunk(tmp_path):
@@ -269,7 +254,7 @@ def test_learner_that_raises_leaves_a_run_to_resume(tmp_path):
 def test_run_left_by_one_script_is_refused_to_another(tmp_path, was_killed):
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
-        train_on(run, tmp_path)
+        run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
         os.kill(run.process.pid if was_killed else members(tmp_path, 'learner')[0]['pid'], signal.SIGKILL)
         run.wait()
     other = tmp_path / 'other.py'
@@ -315,7 +300,7 @@ def test_learner_that_exits_early_ends_the_run(tmp_path):
     assert 'ended before the run did' in run.text
 
 
-@pytest.mark.parametrize('role', ['learner', 'evaluator'])
+@pytest.mark.parametrize('role', ['learner', pytest.param('evaluator', marks=pytest.mark.long)])
 def test_killed_learner_or_evaluator_ends_the_job_by_name(tmp_path, role):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
@@ -334,12 +319,12 @@ def is_running(pid):
         return False
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize('number', [pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL])
 def test_processes_end_with_their_launcher(tmp_path, number):
     arguments = ['run', '--run', 'r', '--roles', ROLES]
     with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 100_000)), tmp_path) as run:
         run.wait_for(lambda: len(members(tmp_path, 'collector')) == 2, 'collectors')
-        pids = [m['pid'] for m in status(tmp_path, '--run', 'r')['members']]
+        pids = [m['pid'] for m in status(tmp_path)['members']]
         os.kill(run.process.pid, number)
         assert run.wait() == (1 if number == signal.SIGTERM else -signal.SIGKILL)
         deadline = time.monotonic() + DEADLINE_S
@@ -350,7 +335,7 @@ def test_processes_end_with_their_launcher(tmp_path, number):
     assert ('interrupted' in run.text) == (number == signal.SIGTERM)
 
 
-@pytest.mark.parametrize('watch', [False, True])
+@pytest.mark.parametrize('watch', [pytest.param(False, marks=pytest.mark.long), True])
 def test_middleware_of_the_learner_sees_each_chunk_once(tmp_path, watch):
     extra, stop = ['--watch'] if watch else [], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=2']
@@ -402,21 +387,6 @@ def test_nstep_is_applied_as_often_as_in_plain_di_engine(tmp_path, monkeypatch):
             lambda: [r for r in records(tmp_path / 'trace') if r['event'] == 'watch'], 'a chunk in the middleware'
         )
     assert seen[0]['reward'] == stock
-
-
-def test_second_collector_whose_elements_differ_is_refused(tmp_path):
-    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
-        join = ding_store('join', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 'trace', '--obs', 6))
-        with job(join, tmp_path, name='join') as joined:
-            assert joined.wait() == 1
-        assert 'SchemaMismatch' in joined.text
-        assert 'obs' in joined.text
-        assert '(4,)' in joined.text
-        assert '(6,)' in joined.text
-        assert status(tmp_path, '--run', 'r')['finished'] is None
-        run.wait_for(lambda: members(tmp_path, 'collector', 'failed'), 'word of the failed one')
 
 
 @pytest.mark.long
@@ -477,36 +447,57 @@ def test_unmodified_example_in_one_process(tmp_path):
     assert not Path(tmp_path, '.ding_store').exists()  # one process needs no server
 
 
-def test_second_job_in_a_running_run_is_refused(tmp_path):
-    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
-        with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path, name='second') as second:
-            assert second.wait() == 2
-        assert "run 'r' is running already" in second.text
-        assert status(tmp_path, '--run', 'r')['finished'] is None
+class TestRunningJob:
+    """What a running job refuses. It goes on."""
 
+    ARGUMENTS = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
 
-def test_joining_a_second_learner_is_refused(tmp_path):
-    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'learner'), 'the learner')
+    @pytest.fixture(scope='class')
+    def cwd(self, tmp_path_factory):
+        cwd = tmp_path_factory.mktemp('running')
+        with job(ding_store(*self.ARGUMENTS, *tiny(cwd / 'trace')), cwd) as run:
+            run.wait_for(lambda: members(cwd, 'learner') and members(cwd, 'collector'), 'its members')
+            yield cwd
+            assert status(cwd)['finished'] is None
+            assert run.process.poll() is None, run.text
+
+    def refused(self, cwd, *arguments, code=2):
+        with job(ding_store(*arguments), cwd, name='refused') as other:
+            assert other.wait() == code, other.text
+        return other.text
+
+    def test_second_job_in_a_running_run_is_refused(self, cwd):
+        text = self.refused(cwd, *self.ARGUMENTS, *tiny(cwd / 'other'))
+        assert "run 'r' is running already" in text
+
+    def test_joining_a_second_learner_is_refused(self, cwd):
         for node_id in ([], ['--node-id', '7']):
-            join = ding_store('join', '--role', 'learner', '--run', 'r', *node_id, *tiny(tmp_path / 't'))
-            with job(join, tmp_path, name='j') as j:
-                assert j.wait() == 2
-            assert 'has a learner already' in j.text
+            join = ['join', '--role', 'learner', '--run', 'r', *node_id, *tiny(cwd / 'other')]
+            assert 'has a learner already' in self.refused(cwd, *join)
+
+    def test_status_of_an_unknown_run_names_the_existing_ones(self, cwd):
+        text = self.refused(cwd, 'status', '--run', 'q')
+        assert "run 'q' is not running" in text
+        assert 'running there: r' in text
+        assert not Path(cwd, '.ding_store', 'q').exists()
+
+    def test_second_collector_whose_elements_differ_is_refused(self, cwd):
+        join = ['join', '--role', 'collector', '--run', 'r', *tiny(cwd / 'other', '--obs', 6)]
+        text = self.refused(cwd, *join, code=1)
+        assert all(part in text for part in ('SchemaMismatch', 'obs', '(4,)', '(6,)')), text
+        eventually(lambda: members(cwd, 'collector', 'failed'), 'the failed one is reported')
 
 
 def test_job_starts_with_a_collector_waiting_for_it(tmp_path):
     join = ding_store('join', '--wait', '--role', 'collector', '--run', 'r', *tiny(tmp_path / 't'))
     with job(join, tmp_path, name='join') as joined:
         joined.wait_for(lambda: members(tmp_path, 'collector'), 'the collector that waits')
-        arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
+        arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1', '--delay', 'learner=1']
         with job(ding_store(*arguments, *tiny(tmp_path / 'trace', '--max-train-iter', 200)), tmp_path) as run:
             assert run.wait() == 0, run.text
             balanced(run.text)
         assert joined.wait() == 0, joined.text
+    assert 'all processes had left' in run.text
 
 
 def test_join_of_an_unknown_run_starts_nothing(tmp_path):
@@ -537,10 +528,9 @@ def test_memory_loss_of_the_server_is_a_pause(tmp_path, forgetful_server, plane)
     options, stop = ['--store', forgetful_server.url, '--set', settings], tmp_path / 'stop'
     arguments = ['run', '--run', 'r', *options, '--roles', ROLES, *tiny(tmp_path / 'trace', '--until', stop)]
     with job(ding_store(*arguments), tmp_path) as run:
-        for _ in range(2):
-            run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
-            forgetful_server.restart()
-            train_on(run, tmp_path)
+        run.wait_for(lambda: last_trained(tmp_path) >= 100, 'training')
+        forgetful_server.restart()
+        train_on(run, tmp_path)
         stop.touch()
         assert run.wait() == 0, run.text
         balanced(run.text)
@@ -573,7 +563,7 @@ def last_trained(cwd):
     return int((re.findall(r'Train Iter\((\d+)\)', log.read_text() if log.exists() else '') or [0])[-1])
 
 
-def train_on(run, cwd, iterations=300):
+def train_on(run, cwd, iterations=200):
     before = last_trained(cwd)
     run.wait_for(lambda: last_trained(cwd) >= before + iterations, 'further training')
 
@@ -640,17 +630,6 @@ def test_stopped_run_ends_in_all_processes_and_can_resume(tmp_path):
         assert run.wait() == 1, run.text
     assert 'ended: stopped by ding-store stop' in run.text
     assert 'run the same command again to resume' in run.text
-
-
-def test_status_of_an_unknown_run_names_the_existing_ones(tmp_path):
-    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1']
-    with job(ding_store(*arguments, *tiny(tmp_path / 'trace')), tmp_path) as run:
-        run.wait_for(lambda: members(tmp_path, 'collector'), 'a collector')
-        with job(ding_store('status', '--run', 'q'), tmp_path, name='status') as other:
-            assert other.wait() == 2
-        assert "run 'q' is not running" in other.text
-        assert 'running there: r' in other.text
-    assert not Path(tmp_path, '.ding_store', 'q').exists()
 
 
 def test_trainer_before_the_pusher_gets_no_batch_twice(tmp_path):

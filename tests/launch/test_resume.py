@@ -39,7 +39,7 @@ def pid_of(cwd, text, role):
     again = re.findall(rf'started again as {role} \(node \d, pid (\d+)\)', text)
     if again:
         return int(again[-1])
-    members = status(cwd, '--run', 'r')['members']
+    members = status(cwd)['members']
     return next(m['pid'] for m in members if m['role'] == role)
 
 

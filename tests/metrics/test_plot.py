@@ -29,7 +29,7 @@ def history(tmp_path, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize('suffix', ['png', 'svg', 'pdf'])
+@pytest.mark.parametrize('suffix', ['png', 'svg', pytest.param('pdf', marks=pytest.mark.long)])
 def test_plot_draws_runs_into_one_file(history, capsys, suffix):
     assert cli.main(['plot', history('a'), history('b'), '--figure', f'curves.{suffix}']) == 0
     assert capsys.readouterr().out == f'42 records of 2 runs: curves.{suffix}\n'

@@ -56,19 +56,22 @@ def test_process_that_trains_alone_has_its_figures(writer, monkeypatch):
 
 
 @pytest.fixture
-def recorder(writer, monkeypatch):
+def store():
+    with open_store('memory://', run='r') as store:
+        yield store
+
+
+@pytest.fixture
+def recorder(store, writer, monkeypatch):
     """A learner's recorder in a run with roles, whose thread makes no records by itself."""
     monkeypatch.setattr(run_recorder, 'EVERY_S', 1e6)
     monkeypatch.setattr(task, 'router', SimpleNamespace(is_active=True), raising=False)
-    with open_store('memory://', run='r') as store:
-        session = RunSession(StoreConfig(), store=store)
-        made = RunRecorder(session)
-        yield made
-        made.close()
+    made = RunRecorder(RunSession(StoreConfig(), store=store))
+    yield made
+    made.close()
 
 
-def test_recorder_writes_each_return_once(recorder, writer):
-    store = recorder._session.store
+def test_recorder_writes_each_return_once(recorder, store, writer):
     evaluator = Member('e', 'evaluator', 1, figures=dict(eval_value=9.5, eval_iter=0, eval_step=0))
     evaluator.report(store)
     for _ in range(2):
@@ -80,8 +83,8 @@ def test_recorder_writes_each_return_once(recorder, writer):
     assert scalars(writer.logdir)[RETURN_TAG] == [(0, 9.5), (320, 12.0)]
 
 
-def test_recorder_tells_where_the_history_is(recorder, writer):
-    path = history_of(recorder._session.store)
+def test_recorder_tells_where_the_history_is(recorder, store, writer):
+    path = history_of(store)
     assert path == os.path.join(os.path.abspath(writer.logdir), 'metrics.jsonl')
 
 
@@ -109,10 +112,10 @@ def test_recorder_without_a_history_writes_to_tensorboard(tmp_path, monkeypatch,
     assert scalars(writer.logdir)['store/replay_rows'] == [(0, 0)]
 
 
-def test_records_go_to_the_wandb_run_of_the_script(recorder, monkeypatch):
+def test_records_go_to_the_wandb_run_of_the_script(recorder, store, monkeypatch):
     logged = []
     monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(run=object(), log=lambda row, **_: logged.append(row)))
-    Member('e', 'evaluator', 1, figures=dict(eval_value=9.5, eval_iter=0, eval_step=0)).report(recorder._session.store)
+    Member('e', 'evaluator', 1, figures=dict(eval_value=9.5, eval_iter=0, eval_step=0)).report(store)
     recorder.record()
     recorder.write()
     assert logged[0]['episode return mean'] == 9.5

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch
 import treetensor.torch as ttorch
+from ding.framework import task
 from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 
@@ -11,6 +12,7 @@ from ding_store.middleware.chunks import ChunkDecoder
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.learner_exchanger import LearnerExchanger
+from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.replay import data_pusher
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
@@ -36,17 +38,56 @@ class Learner(LearnerExchanger):
         pusher = data_pusher(CONFIG, buffer_)
         self._push = pusher
         self._member = SimpleNamespace(figures={'began_s': 1.0})
-        self._ingest_plan = SimpleNamespace(push_direct=pusher.push_columns() if direct else None, replay=pusher.replay)
+        self.plan = SimpleNamespace(push_direct=pusher.push_columns() if direct else None, replay=pusher.replay)
+        self._ingest_plan = self.plan
         self._decoder = ChunkDecoder(allow_pickle)
-        self._consumer_offset = position or ConsumerOffset()
-        self._reader = self._consumer_offset.reader(store, STREAM, 'learner', **options)
+        self.consumer_offset = position or ConsumerOffset()
+        self.reader = self.consumer_offset.reader(store, STREAM, 'learner', **options)
 
     def take(self, max_entries=64):
         ctx = OnlineRLContext()
-        entries = self._reader.read(max_entries)
+        entries = self.reader.read(max_entries)
         if self._merge(ctx, list(entries)):
             self._push(ctx)
-        self._consumer_offset.commit()
+        self.consumer_offset.commit()
         if entries:
-            self._reader.ack(entries[-1].id)
+            self.reader.ack(entries[-1].id)
         return len(entries)
+
+
+class Exchanger(LearnerExchanger):
+    """The learner's exchanger outside of a task and a run. A test calls its steps one by one."""
+
+    def __init__(self, session, made=None):
+        self._session, self._taken, self._num_skipped, self._ratio_read_ahead = session, [], 0, None
+        self.consumer_offset, self._ingest_plan = ConsumerOffset(), None
+        if made is not None:  # in front of the pusher of this Learner
+            self.consumer_offset, self._ingest_plan = made.consumer_offset, made._ingest_plan
+            self._decoder, self._member = made._decoder, made._member
+
+    def begin(self):
+        self._begin(OnlineRLContext(), self._ingest_plan)
+
+    def read_with(self, reader):
+        self.reader, self.read_ahead = reader, ReadAhead(reader)
+
+    def receive(self, ctx):
+        """Return the number of chunks that were taken, or None at the run's end."""
+        return len(self._taken) if self._receive(ctx) else None
+
+    def take(self, timeout_s):
+        return self._take(1, timeout_s)
+
+    def merge(self, entries):
+        """Put chunks into the replay."""
+        self._taken = list(entries)
+        self._merge(OnlineRLContext(), list(entries))
+
+    def send(self, ctx=None):
+        self._send(ctx or OnlineRLContext())
+
+    def advance(self, entry_id):
+        self._advance(task.ctx, entry_id)
+
+    def pass_over_skipped(self):
+        self._pass_over_skipped()

@@ -85,9 +85,9 @@ def run(path, policy, num_iterations=3, finish=False, train=train, **settings):
     for _ in range(num_iterations):
         train(policy)
         ctx.train_iter, ctx.env_step = ctx.train_iter + 1, getattr(ctx, 'env_step', 0) + 8
-        made._saver.drain()
+        made.saver.drain()
         made(ctx)
-    made._saver.drain()
+    made.saver.drain()
     if finish:
         task.finish = True
         made(ctx)
@@ -137,7 +137,7 @@ def test_second_process_saving_to_the_directory_is_refused(tmp_path):
 def test_task_that_finished_is_not_resumed(tmp_path):
     policy = policy_of()
     made = run(tmp_path, policy, finish=True)
-    assert made._directory.run is None
+    assert made.directory.run is None
     task.ctx = OnlineRLContext()
     task.finish = False
     run(tmp_path, policy_of(), num_iterations=0)
@@ -165,8 +165,8 @@ def test_task_end_after_the_last_iteration_is_saved(tmp_path, max_train_iter, ma
     with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext(), task:
         task.run(max_step=max_step)
     last = 1 if is_interrupted else 4
-    assert [os.path.basename(path) for path in made._directory.paths()][-1] == f'iteration_{last}.pth.tar'
-    assert (made._directory.run is None) == (not is_interrupted)
+    assert [os.path.basename(path) for path in made.directory.paths()][-1] == f'iteration_{last}.pth.tar'
+    assert (made.directory.run is None) == (not is_interrupted)
 
 
 @pytest.mark.parametrize('moment', ['iteration', 'wait', 'failure', 'failed step'])
@@ -196,12 +196,12 @@ def test_terminated_task_saves_before_it_ends(tmp_path, moment):
         task.run(max_step=100)
     assert signal.getsignal(signal.SIGINT) is before
     last = {'iteration': 4, 'wait': 3, 'failure': 3, 'failed step': 1}[moment]
-    saved = [os.path.basename(path) for path in made._directory.paths()]
+    saved = [os.path.basename(path) for path in made.directory.paths()]
     assert saved == [f'iteration_{n}.pth.tar' for n in sorted({1, last})]
-    _, state = made._directory.newest()
+    _, state = made.directory.newest()
     assert same({key: state[key] for key in trained[last - 1]}, trained[last - 1])
     assert state['ding_store']['counters']['train_iter'] == last
-    assert made._directory.run is not None  # to be resumed
+    assert made.directory.run is not None  # to be resumed
 
 
 @pytest.mark.parametrize(('error', 'failed'), [(OSError, True), (KeyboardInterrupt, True), (SystemExit, False)])
@@ -218,7 +218,7 @@ def test_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, faile
         task.use(each)
     with pytest.raises(error), task:
         task.run(max_step=100)
-    assert (made._directory.run is not None) == failed
+    assert (made.directory.run is not None) == failed
 
 
 def test_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
@@ -229,9 +229,9 @@ def test_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypat
         made(task.ctx)
         made._leave(failed=False)
     assert 'iteration 4 is in no checkpoint' in caplog.text
-    assert made._directory.run is not None
+    assert made.directory.run is not None
     made._leave(failed=False)
-    assert made._directory.run is None
+    assert made.directory.run is None
 
 
 def test_end_that_cannot_be_written_is_still_reported(tmp_path, monkeypatch, caplog):
@@ -245,8 +245,8 @@ def test_end_that_cannot_be_written_is_still_reported(tmp_path, monkeypatch, cap
     session.leave()
     assert session.store.get(FINISH).header == {**session.store.get(FINISH).header, 'failed': False}
     assert session.member.state == 'left'
-    assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_1.pth.tar']
-    assert made._directory.run is not None
+    assert [os.path.basename(path) for path in made.directory.paths()] == ['iteration_1.pth.tar']
+    assert made.directory.run is not None
     assert caplog.text.count('No space left') == 2
     assert f'{tmp_path}: the end of this run could not be written, so the next run resumes' in caplog.text
 
@@ -258,7 +258,7 @@ def name_of(descriptor):
 def test_last_checkpoint_has_one_deadline_for_all_steps(tmp_path, monkeypatch):
     made, now, seen = run(tmp_path, policy_of()), [100.0], []
     monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(made._saver, 'drain', seen.append)
+    monkeypatch.setattr(made.saver, 'drain', seen.append)
 
     def save(ctx):
         now[0] += 250.0
@@ -299,13 +299,13 @@ def test_checkpoint_that_failed_is_not_logged_as_saved(tmp_path, monkeypatch, ca
         policy = policy_of()
         made = run(tmp_path, policy)
         made(task.ctx)
-        made._saver.drain()
+        made.saver.drain()
     assert 'No space left' in caplog.text
     assert 'checkpoint of iteration' not in caplog.text
     # It is tried again, also when there is no more training.
     task.finish = True
     made(task.ctx)
-    assert [os.path.basename(path) for path in made._directory.paths()] == ['iteration_3.pth.tar']
+    assert [os.path.basename(path) for path in made.directory.paths()] == ['iteration_3.pth.tar']
     assert 'checkpoint of iteration 3' in caplog.text
 
 
@@ -321,7 +321,7 @@ def test_last_state_that_could_not_be_written_is_named(tmp_path, monkeypatch, ca
 
 def test_checkpoints_that_are_all_unreadable_are_refused(tmp_path):
     made = run(tmp_path, policy_of())
-    for path in made._directory.paths():
+    for path in made.directory.paths():
         with open(path, 'wb') as file:
             file.write(b'damaged')
     with pytest.raises(ConfigError, match=r'none of the 3 checkpoints in .* can be read'):
@@ -413,7 +413,7 @@ def test_best_policy_is_kept(tmp_path):
         task.ctx.eval_value = value
         made(task.ctx)
         train(policy)
-    made._saver.drain()
+    made.saver.drain()
     kept = torch.load(tmp_path / 'best.pth.tar')
     assert kept['ding_store']['eval_value'] == 2.0
     assert same({name: kept[name] for name in best}, best)
@@ -425,13 +425,13 @@ def test_training_does_not_wait_for_the_best_checkpoint(tmp_path, monkeypatch):
     monkeypatch.setattr(CheckpointDir, 'save_best', lambda *args: may_write.wait(60) and save_best(*args))
     task.ctx.train_iter, task.ctx.eval_value = 2, 3.0
     made(task.ctx)
-    assert made._saver.is_busy
+    assert made.saver.is_busy
     assert not (tmp_path / 'best.pth.tar').exists()
     may_write.set()
     task.finish = True  # as the evaluation that reaches the stop value says
     made(task.ctx)
     assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 3.0
-    assert os.path.basename(made._directory.paths()[-1]) == 'iteration_2.pth.tar'
+    assert os.path.basename(made.directory.paths()[-1]) == 'iteration_2.pth.tar'
 
 
 def best_of(path):
@@ -467,7 +467,7 @@ def test_best_checkpoint_is_compared_with_the_one_on_disk(tmp_path, monkeypatch)
             if disk:
                 patch.setattr(os, 'pwrite', disk)
             made(task.ctx)
-            made._saver.drain()
+            made.saver.drain()
     assert torch.load(tmp_path / 'best.pth.tar')['ding_store']['eval_value'] == 2.0
 
 
@@ -491,7 +491,7 @@ def test_policy_versions_continue_after_a_lost_store(tmp_path):
     train(policy)
     task.ctx.train_iter = 1
     made(task.ctx)
-    made._saver.drain()
+    made.saver.drain()
     again = RunSession(session.config, lambda: task.finish, MemoryStore())
     policy = policy_of()
     sender = WeightsSender(again, policy._model, 'main')
@@ -506,10 +506,10 @@ def test_policy_versions_continue_after_a_lost_store(tmp_path):
 def test_iterations_during_a_checkpoint_count_as_its_cost(tmp_path, monkeypatch):
     made, seen, now = run(tmp_path, policy_of(), num_iterations=1), [], [100.0]
     monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
-    iterated, figures = made._interval.iterated, {}
-    monkeypatch.setattr(made._interval, 'iterated', lambda *args: seen.append(args) or iterated(*args))
+    iterated, figures = made.interval.iterated, {}
+    monkeypatch.setattr(made.interval, 'iterated', lambda *args: seen.append(args) or iterated(*args))
     monkeypatch.setattr(made._session, 'figures', lambda **kwargs: figures.update(kwargs))
-    made._interval._usual_s, made._last_s = 1.0, now[0]
+    made.interval._usual_s, made._last_s = 1.0, now[0]
 
     def iterate(duration_s, waited_s=0.0, eval_value=None):
         task.ctx = OnlineRLContext()
@@ -521,7 +521,7 @@ def test_iterations_during_a_checkpoint_count_as_its_cost(tmp_path, monkeypatch)
 
     iterate(3.0)  # what __call__ finds: a ctx of DI-engine's in which there was no evaluation
     assert seen == [(3.0, True)]
-    assert made._interval.cost_s >= 2.0
+    assert made.interval.cost_s >= 2.0
     assert (figures['checkpoint_iter'], figures['checkpoint_overhead'] > 0) == (1, True)
     iterate(2.0)
     iterate(32.0, waited_s=30.0)  # a wait for experience, or for the store, is no slower training
@@ -538,9 +538,9 @@ def test_write_of_the_last_checkpoint_is_visible_to_others(tmp_path, monkeypatch
 
     monkeypatch.setattr(CheckpointDir, 'save', watched)
     task.ctx.train_iter = 2
-    made._interval._due = 0.0
+    made.interval._due = 0.0
     made(task.ctx)
-    made._saver.drain()
+    made.saver.drain()
     task.ctx.train_iter, task.finish = 3, True
     made(task.ctx)
     assert seen == [False, True]
@@ -604,7 +604,7 @@ def test_resumed_learner_draws_as_the_killed_one_would(tmp_path, sampler):
     draws(buffer_)
     task.ctx.train_iter = 1
     made(task.ctx)
-    made._saver.drain()
+    made.saver.drain()
     expected = draws(buffer_)
     buffer_.close()  # Its learner is gone; the random states of this process have moved on.
     task.ctx.train_iter = 0

@@ -52,7 +52,7 @@ def test_collector_of_a_full_restarted_server_loses_no_chunk():
 def test_collector_sends_its_last_chunks_before_it_leaves():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
-        outbox = store.client.own_writer._stream_writer(STREAM).outbox
+        outbox = store.client.own_writer.stream_writer(STREAM).outbox
         session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
         exchanger = SimpleNamespace(_chunks=[ChunkWriter(store, STREAM)], _session=session)
 

@@ -17,7 +17,7 @@ pytest.importorskip('ding')
 
 from ding.framework import task  # noqa: E402
 from ding.framework.context import OnlineRLContext  # noqa: E402
-from learners import HEADER, Learner, step  # noqa: E402
+from learners import HEADER, Exchanger, Learner, step  # noqa: E402
 
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
@@ -29,13 +29,11 @@ from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
-from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
-from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.run.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
-from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
+from ding_store.storage.testing import WAIT_S, abandon, eventually  # noqa: E402
 
 
 @pytest.fixture
@@ -58,7 +56,7 @@ def test_chunk_with_ends_of_idle_envs_is_accepted(store):
     learner = Learner(store, StoreBuffer(20), direct=False)
     ChunkWriter(store, STREAM).write([step(0)], {**HEADER, 'end_idx': [-1, 0]})
     assert learner.take() == 1
-    assert learner._consumer_offset.num_rows == 1
+    assert learner.consumer_offset.num_rows == 1
 
 
 @pytest.mark.parametrize('direct', [True, False])
@@ -154,7 +152,7 @@ def test_leaf_that_is_none_in_some_chunks_is_accepted(store):
     for maybe in (None, torch.ones(3), None):
         writer.write([{'obs': torch.zeros(4), 'maybe': maybe}], HEADER)
     assert learner.take() == 3
-    assert learner._consumer_offset.num_rows == 3
+    assert learner.consumer_offset.num_rows == 3
 
 
 @pytest.mark.parametrize('direct', [True, False])
@@ -170,7 +168,7 @@ def test_entry_that_is_no_chunk_is_refused_or_skipped(store, direct):
     learner = Learner(store.another(), buffer_, direct, on_corrupt='skip')
     learner.take()
     assert [int(item.data.time) for item in buffer_] == [0, 1]
-    assert (learner._reader.num_corrupt, learner._reader.lag()) == (1, 0)
+    assert (learner.reader.num_corrupt, learner.reader.lag()) == (1, 0)
 
 
 class Fancy:
@@ -217,7 +215,7 @@ def test_chunk_that_cannot_be_unpickled_is_skipped(store, monkeypatch):
     writer.write([fancy(1)], HEADER)
     learner.take()
     assert [item.data['note'].number for item in buffer_] == [1]
-    assert learner._reader.num_corrupt == 1
+    assert learner.reader.num_corrupt == 1
 
 
 @pytest.mark.parametrize(
@@ -289,7 +287,7 @@ def test_steps_around_a_loss_are_not_consecutive(direct):
         before = buffer_.count()
         while learner.take():
             pass
-        assert learner._reader.num_lost > 100
+        assert learner.reader.num_lost > 100
         assert buffer_.count() > before + 20
         assert not jumps(buffer_, 10, 200).any()
         ids = np.array([int(item.data.env_data_id) for item in buffer_])
@@ -310,12 +308,8 @@ def test_position_is_committed_before_it_is_published(store, tmp_path):
     """A chunk without rows: its position is committed by itself."""
     buffer_, known = StoreBuffer(20), []
     made = Learner(store, buffer_)
-    made._ingest_plan.replay_figures = lambda: replay_figures(buffer_)
-    learner = LearnerExchanger.__new__(LearnerExchanger)
-    vars(learner).update(
-        _consumer_offset=ConsumerOffset(), _decoder=made._decoder, _member=made._member, _ingest_plan=made._ingest_plan
-    )
-    learner._session = SimpleNamespace(
+    made.plan.replay_figures = lambda: replay_figures(buffer_)
+    session = SimpleNamespace(
         store=store,
         config=StoreConfig(),
         replay_path=str(tmp_path / 'replay'),
@@ -323,13 +317,13 @@ def test_position_is_committed_before_it_is_published(store, tmp_path):
         figures=lambda **_: None,
         finished=True,
     )
-    learner._begin(OnlineRLContext(), learner._ingest_plan)
+    learner = Exchanger(session, made)
+    learner.begin()
     ChunkWriter(store, STREAM).write([], HEADER)
-    learner._taken = learner._read_ahead.take(1, WAIT_S)
-    learner._merge(OnlineRLContext(), list(learner._taken))
-    learner._reader.advance = lambda *_: known.append(buffer_.committed)
-    learner._send(OnlineRLContext())
-    learner._read_ahead.wake()
+    learner.merge(learner.read_ahead.take(1, WAIT_S))
+    learner.reader.advance = lambda *_: known.append(buffer_.committed)
+    learner.send()
+    learner.read_ahead.wake()
     assert [note and note['chunks'] for note in known] == [1]
     buffer_.close()
 
@@ -341,28 +335,21 @@ def test_chunks_dropped_while_held_are_not_pushed(redis_server, tmp_path):
     with open_store(redis_server.url, run, **options) as store, open_store(redis_server.url, run, **options) as other:
         buffer_ = StoreBuffer(1000)
         made = Learner(store, buffer_)
-        learner = LearnerExchanger.__new__(LearnerExchanger)
-        vars(learner).update(
-            _consumer_offset=made._consumer_offset,
-            _decoder=made._decoder,
-            _member=made._member,
-            _ingest_plan=made._ingest_plan,
-        )
         config = StoreConfig(overflow='drop_oldest')
-        learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
-        learner._begin(OnlineRLContext(), learner._ingest_plan)
+        learner = Exchanger(SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None), made)
+        learner.begin()
         writer = ChunkWriter(other, STREAM)
         for number in range(total):
             writer.write([step(number, obs=torch.full((1500,), float(number)))], HEADER)
-        eventually(lambda: learner._reader.cursor.number == total, 'all is read ahead')
-        while entries := learner._read_ahead.take(64, 0.0):
-            learner._merge(OnlineRLContext(), entries)
-        learner._read_ahead.wake()
+        eventually(lambda: learner.reader.cursor.number == total, 'all is read ahead')
+        while entries := learner.read_ahead.take(64, 0.0):
+            learner.merge(entries)
+        learner.read_ahead.wake()
         rows = [item.data for item in buffer_]
         times = [int(row.time) for row in rows]
         assert times == sorted(set(times))
         assert [float(row.obs[0]) for row in rows] == times
-        assert len(times) + learner._reader.num_lost == total
+        assert len(times) + learner.reader.num_lost == total
         runs = [int(row.env_data_id) for row in rows]
         gaps = [after - before > 1 for before, after in zip(times, times[1:])]
         assert gaps == [after != before for before, after in zip(runs, runs[1:])]
@@ -375,8 +362,8 @@ def test_resumed_learner_keeps_trajectories_apart(store, tmp_path):
         position = ConsumerOffset()
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position, on_corrupt='skip')
-        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
-        made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
+        position.keep_in(made.plan.replay, str(tmp_path / 'replay'), 'r')
+        made.reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
         return made, buffer_
 
     writer = ChunkWriter(store, STREAM)
@@ -423,27 +410,26 @@ def test_ends_of_trajectories_shift_by_the_chunks_before(store):
     for num_rows, ends in ((4, [1, 3]), (0, []), (3, [0, 2])):
         writer.write([step(number) for number in range(num_rows)], {**HEADER, 'end_idx': ends})
     ctx = OnlineRLContext()
-    assert learner._merge(ctx, learner._reader.read(64))
+    assert learner._merge(ctx, learner.reader.read(64))
     assert [int(each.time) for each in ctx.trajectories] == [0, 1, 2, 3, 0, 1, 2]
     assert ctx.trajectory_end_idx == [1, 3, 4, 6]
 
 
 @pytest.mark.parametrize(('ratio', 'num_taken'), [('keep', 1), ('free', 3)])
 def test_free_learner_takes_all_chunks_at_once(store, ratio, num_taken):
-    learner, writer = Learner(store, StoreBuffer(100)), ChunkWriter(store, STREAM)
+    made, writer = Learner(store, StoreBuffer(100)), ChunkWriter(store, STREAM)
     for number in range(3):
         writer.write([step(number)], HEADER)
-    learner._session = SimpleNamespace(
+    session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio),
         store=store,
         wait_for=lambda what, attempt, *_: attempt(20.0),
         time_spent=TimeSpent(),
     )
-    learner._read_ahead, learner._ratio_read_ahead = ReadAhead(learner._reader), None
-    ctx = OnlineRLContext()
-    assert learner._receive(ctx)
-    assert (len(learner._taken), ctx.env_step) == (num_taken, num_taken)
-    learner._read_ahead.wake()
+    learner, ctx = Exchanger(session, made), OnlineRLContext()
+    learner.read_with(made.reader)
+    assert (learner.receive(ctx), ctx.env_step) == (num_taken, num_taken)
+    learner.read_ahead.wake()
 
 
 @pytest.mark.parametrize(('ratio', 'waits'), [('keep', [None]), ('free', [])])
@@ -469,8 +455,8 @@ def test_resumed_learner_counts_chunks_lost_meanwhile(store, tmp_path):
         position = ConsumerOffset()
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position)
-        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
-        made._reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
+        position.keep_in(made.plan.replay, str(tmp_path / 'replay'), 'r')
+        made.reader = position.reader(store.another(), STREAM, 'learner', loss_grace_s=0.0)
         return made, buffer_
 
     made, buffer_ = learner()
@@ -478,13 +464,13 @@ def test_resumed_learner_counts_chunks_lost_meanwhile(store, tmp_path):
     write_all([ChunkWriter(killed, STREAM)], range(6))
     made.take(4)
     buffer_.close()
-    killed.client._writer._stream_writers.clear()
+    abandon(killed)
     store.lose_memory()
     made, buffer_ = learner()
     for _ in range(3):
-        made._reader._losses._looked_at = 0
+        made.reader.losses.looked_at = 0
         made.take()
-    assert (buffer_.count(), made._reader.num_lost) == (4, 2)
+    assert (buffer_.count(), made.reader.num_lost) == (4, 2)
     buffer_.close()
 
 
@@ -492,11 +478,8 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
     """Else, with nothing but corrupt entries behind the last good one, learner and collectors wait for each other."""
     log = f'ding:{{skips/{STREAM}/0}}:log'
     with open_store(redis_server.url, run='skips') as store, redis_server.client() as client:
-        learner = LearnerExchanger.__new__(LearnerExchanger)
-        learner._session = SimpleNamespace(store=store, figures=lambda **_: None, finished=True)
-        learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
-        learner._taken, learner._num_skipped = [], 0
-        learner._reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
+        learner = Exchanger(SimpleNamespace(store=store, figures=lambda **_: None, finished=True))
+        reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
         writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=2)
         for number in range(3):
             backpressure.appended(writer.write([step(number)], HEADER))
@@ -505,29 +488,29 @@ def test_skipped_entry_is_reported_to_its_collector(redis_server):
         for redis_id, fields in rows:
             client.xadd(log, {**fields, b'p': b''}, id=redis_id)
         assert backpressure.wait_within_lead(0.0) is None
-        learner._read_ahead = ReadAhead(learner._reader)
+        learner.read_with(reader)
         with task.start(async_mode=False, ctx=OnlineRLContext()):
             deadline = monotonic() + 60
             while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
-                assert not learner._take(1, 0.1)
+                assert not learner.take(0.1)
         assert backpressure.wait_within_lead(0.0)
-        assert learner._reader.num_corrupt == 3
-        learner._read_ahead.wake()
-        learner._read_ahead.rest()
+        assert learner.reader.num_corrupt == 3
+        learner.read_ahead.wake()
+        learner.read_ahead.rest()
 
 
-def test_progress_is_published_for_lost_chunks():
-    told, learner = [], LearnerExchanger.__new__(LearnerExchanger)
-    learner._taken, learner._num_skipped, learner._ratio_read_ahead = [], 0, None
-    learner._reader = SimpleNamespace(num_corrupt=0, num_lost=0)
-    learner._read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
-    learner._advance = lambda ctx, ingested: told.append(ingested)
+def test_progress_is_published_for_lost_chunks(store):
+    told, learner = [], Exchanger(SimpleNamespace(store=store, figures=lambda **_: None, finished=True))
+    learner.reader = SimpleNamespace(
+        stream=STREAM, num_corrupt=0, num_lost=0, advance=lambda upto, *_: told.append(upto)
+    )
+    learner.read_ahead = SimpleNamespace(passed=lambda: EntryId('a', 9))
     with task.start(async_mode=False, ctx=OnlineRLContext()):
-        learner._pass_over_skipped()
+        learner.pass_over_skipped()
         assert told == []
-        learner._reader.num_lost = 2
-        learner._pass_over_skipped()
-        learner._pass_over_skipped()
+        learner.reader.num_lost = 2
+        learner.pass_over_skipped()
+        learner.pass_over_skipped()
     assert told == [EntryId('a', 9)]
 
 
@@ -535,27 +518,24 @@ def test_progress_is_published_for_lost_chunks():
 def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
     """Else learner and collectors wait for each other: nothing that the learner has not seen comes to it."""
     monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
-    learner = LearnerExchanger.__new__(LearnerExchanger)
-    learner._session = SimpleNamespace(store=store.another(), figures=lambda **_: None, finished=True)
-    learner._consumer_offset, learner._ingest_plan, learner._ratio_read_ahead = ConsumerOffset(), None, None
-    learner._taken, learner._num_skipped = [], 0
-    learner._reader = Reader(learner._session.store, STREAM, 'learner')
-    learner._read_ahead = ReadAhead(learner._reader)
+    other = store.another()
+    learner = Exchanger(SimpleNamespace(store=other, figures=lambda **_: None, finished=True))
+    learner.read_with(Reader(other, STREAM, 'learner'))
     writer, backpressure = ChunkWriter(store, STREAM), Backpressure(store, max_lead=0)
     with task.start(async_mode=False, ctx=OnlineRLContext()):
         for number in range(6):
             before = store.snapshot()
             backpressure.appended(writer.write([step(number)], HEADER))
-            (entry,) = learner._take(1, 60)
-            learner._advance(task.ctx, entry.id)
+            (entry,) = learner.take(60)
+            learner.advance(entry.id)
         assert store.get(PROGRESS).header['ingested'] == list(entry.id)
         store.lose_memory(keep=None if lost == 'all' else before)
         deadline = monotonic() + 60
         while backpressure.wait_within_lead(0.0) is None and monotonic() < deadline:
-            assert not learner._take(1, 0.1)
+            assert not learner.take(0.1)
     assert backpressure.wait_within_lead(0.0)
     assert store.get(PROGRESS).header['ingested'] == list(entry.id)
-    learner._read_ahead.wake()
+    learner.read_ahead.wake()
 
 
 @pytest.mark.parametrize('has_chain', [True, False])
@@ -566,8 +546,8 @@ def test_resumed_learner_reads_entries_with_reused_numbers(store, tmp_path, has_
         position = ConsumerOffset()
         buffer_ = StoreBuffer(1000, seed=0)
         made = Learner(store.another(), buffer_, position=position)
-        position.keep_in(made._ingest_plan.replay, str(tmp_path / 'replay'), 'r')
-        made._reader = position.reader(store.another(), STREAM, 'learner')
+        position.keep_in(made.plan.replay, str(tmp_path / 'replay'), 'r')
+        made.reader = position.reader(store.another(), STREAM, 'learner')
         return made, buffer_
 
     made, buffer_ = learner()
@@ -575,19 +555,19 @@ def test_resumed_learner_reads_entries_with_reused_numbers(store, tmp_path, has_
     write_all([ChunkWriter(killed, STREAM)], range(1))
     before = store.snapshot()
     write_all([ChunkWriter(killed, STREAM)], range(1, 4))
-    made._reader.ack = lambda *args: None
+    made.reader.ack = lambda *args: None
     made.take()
     if not has_chain:  # as a version before this one committed it
         note = dict(buffer_.committed)
         assert note.pop('chain')
         buffer_.commit(note)
     buffer_.close()
-    killed.client._writer._stream_writers.clear()
+    abandon(killed)
     store._memory.go_back(before)
     write_all([ChunkWriter(other, STREAM)], range(10, 13))
     made, buffer_ = learner()
-    assert made._consumer_offset.is_resumed
-    made._reader.advance(made._consumer_offset.cursor, PROGRESS, {})
+    assert made.consumer_offset.is_resumed
+    made.reader.advance(made.consumer_offset.cursor, PROGRESS, {})
     made.take()
     rows = sorted(int(item.data.time) for item in buffer_)
     assert rows[:4] == [0, 1, 2, 3], 'a note without a chain is read'

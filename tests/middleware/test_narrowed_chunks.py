@@ -9,15 +9,13 @@ import torch
 pytest.importorskip('ding')
 
 from ding.data.buffer import DequeBuffer  # noqa: E402
-from ding.framework.context import OnlineRLContext  # noqa: E402
-from learners import HEADER, Learner, step  # noqa: E402
+from learners import HEADER, Exchanger, Learner, step  # noqa: E402
 
 from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.middleware.learner_exchanger import LearnerExchanger  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 
@@ -198,12 +196,10 @@ def test_narrow_chunk_with_wrong_names_is_refused(store, names):
 def test_read_ahead_counts_narrow_chunks_as_the_learner_keeps(store, direct, kind, counts):
     """Of elements a learner would hold four times of what it may."""
     made = Learner(store.another(), StoreBuffer(20), direct)
-    learner = LearnerExchanger.__new__(LearnerExchanger)
-    vars(learner).update(_consumer_offset=made._consumer_offset, _ingest_plan=made._ingest_plan, _member=made._member)
     config = StoreConfig(max_pending_bytes=10_000_000)
-    learner._session = SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None)
-    learner._begin(OnlineRLContext(), made._ingest_plan)
+    learner = Exchanger(SimpleNamespace(store=store, config=config, replay_path=None, checkpoints=None), made)
+    learner.begin()
     ChunkWriter(store.another(), STREAM).write(frames(0, 1), {**HEADER, **kind})
-    eventually(lambda: len(learner._read_ahead) == 1, 'it is read')
-    assert 0 <= learner._read_ahead.num_bytes - counts * 2 * int(np.prod(SHAPE)) < 500
-    learner._read_ahead.wake()
+    eventually(lambda: len(learner.read_ahead) == 1, 'it is read')
+    assert 0 <= learner.read_ahead.num_bytes - counts * 2 * int(np.prod(SHAPE)) < 500
+    learner.read_ahead.wake()

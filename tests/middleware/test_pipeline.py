@@ -48,25 +48,6 @@ def test_flag_off_is_plain_di_engine_without_redis(tmp_path):
     )
 
 
-def test_flag_off_runs_the_plain_di_engine_job(tmp_path):
-    out = python(
-        """
-        import sys
-        from ding.framework import task
-        from dizoo_configs.cartpole.cartpole_dqn_config import main_config
-        from dizoo_configs.cartpole.cartpole_dqn_main import main
-        main_config.store.enable = False
-        run = task.run
-        task.run = lambda: run(max_step=12)
-        main()
-        assert 'ding_store.storage' not in sys.modules and 'ding_store.buffer' not in sys.modules
-        print('train_iter', task.ctx.train_iter)
-        """,
-        tmp_path,
-    )
-    assert 'train_iter 25' in out
-
-
 SERIAL = """
     from copy import deepcopy
     from ding.entry import serial_pipeline
@@ -84,13 +65,11 @@ SERIAL = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     'flag',
     [
-        pytest.param(
-            "create_config.replay_buffer = dict(type='store', import_names=['ding_store.buffer'])",
-            marks=pytest.mark.long,
-        ),
+        "create_config.replay_buffer = dict(type='store', import_names=['ding_store.buffer'])",
         'main_config.store = dict(enable=True); assert ding_store.enable(main_config, create_config)',
     ],
 )

@@ -90,7 +90,7 @@ def test_resumed_policy_makes_the_same_updates(tmp_path, make):
     train(policy, range(7))
     task.ctx.train_iter = 7
     saver(task.ctx)
-    saver._saver.drain()
+    saver.saver.drain()
     expected = train(policy, range(7, 15))
     checkpointer(session(tmp_path), other)
     assert str(train(other, range(7, 15))) == str(expected)
@@ -109,7 +109,7 @@ def test_policy_state_loads_into_plain_di_engine_and_back(tmp_path):
     train(policy, range(3))
     task.ctx.train_iter = 3
     saver(task.ctx)
-    saver._saver.drain()
+    saver.saver.drain()
     other.learn_mode.load_state_dict(torch.load(tmp_path / 'ours' / 'iteration_3.pth.tar', map_location='cpu'))
     assert all(map(torch.equal, tensors_of(other), tensors_of(policy)))
     torch.save(policy.learn_mode.state_dict(), tmp_path / 'stock.pth.tar')
@@ -143,7 +143,7 @@ def test_policy_state_that_does_not_fit_is_named(tmp_path):
     train(policy, range(1))
     task.ctx.train_iter = 1
     saver(task.ctx)
-    saver._saver.drain()
+    saver.saver.drain()
     other = sac()
     other._log_alpha = torch.zeros(3, requires_grad=True)
     with pytest.raises(ConfigError, match="'_log_alpha': expected shape"):

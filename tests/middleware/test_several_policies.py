@@ -94,13 +94,13 @@ def test_policies_of_a_killed_process_resume_from_one_moment(tmp_path):
         session, made, policies = again(tmp_path)
         assert task.ctx.train_iter > (before['train_iter'] + 20 if before else 20)
         assert [policy.num_trained for policy in policies] == [task.ctx.train_iter] * 3
-        made._directory._lock = None  # The next child is to save there.
+        made.directory._lock = None  # The next child is to save there.
 
 
 def test_first_policy_is_what_plain_di_engine_reads(tmp_path):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
-    made._saver.drain()
+    made.saver.drain()
     state = torch.load(tmp_path / 'iteration_1.pth.tar')
     other = Policy(SIZES[0])
     other.learn_mode.load_state_dict(state)
@@ -110,7 +110,7 @@ def test_first_policy_is_what_plain_di_engine_reads(tmp_path):
 def test_steps_of_all_policies_wait_for_the_snapshot(tmp_path, monkeypatch):
     _, made, policies = league(tmp_path)
     seen = []
-    monkeypatch.setattr(made._saver, '_copied', SimpleNamespace(is_set=lambda: False, wait=lambda: seen.append('one')))
+    monkeypatch.setattr(made.saver, '_copied', SimpleNamespace(is_set=lambda: False, wait=lambda: seen.append('one')))
     for policy in policies:
         policy.train()
     assert len(seen) == 3
@@ -120,7 +120,7 @@ def test_steps_of_all_policies_wait_for_the_snapshot(tmp_path, monkeypatch):
 def test_checkpoint_with_other_policies_is_refused(tmp_path, sizes):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
-    made._saver.drain()
+    made.saver.drain()
     with pytest.raises(ConfigError, match='has 3 policies'):
         again(tmp_path, sizes=sizes)[1](task.ctx)
 
@@ -130,7 +130,7 @@ def test_policy_added_after_the_first_iteration_is_refused(tmp_path, is_resumed)
     session, made, policies = league(tmp_path)
     if is_resumed:
         iterate(made, policies, 1)
-        made._saver.drain()
+        made.saver.drain()
         session, made, policies = again(tmp_path)
     made(task.ctx)
     checkpointer(session, policies[1])  # which was there
@@ -142,7 +142,7 @@ def test_policy_added_after_the_first_iteration_is_refused(tmp_path, is_resumed)
 def test_policy_that_does_not_fit_is_named(tmp_path):
     _, made, policies = league(tmp_path)
     iterate(made, policies, 1)
-    made._saver.drain()
+    made.saver.drain()
     with pytest.raises(ConfigError, match='does not fit policy 2 of 3'):
         again(tmp_path, sizes=(SIZES[0], *SIZES[:0:-1]))
 
@@ -150,7 +150,7 @@ def test_policy_that_does_not_fit_is_named(tmp_path):
 def test_loaded_checkpoint_may_have_fewer_policies(tmp_path):
     _, made, policies = league(tmp_path / 'one', sizes=SIZES[:1])
     iterate(made, policies, 2)
-    made._saver.drain()
+    made.saver.drain()
     load = str(sorted((tmp_path / 'one').glob('iteration_*'))[-1])
     _, made, policies = again(tmp_path / 'three', load=load)
     made(task.ctx)
@@ -158,19 +158,17 @@ def test_loaded_checkpoint_may_have_fewer_policies(tmp_path):
 
 
 def test_ckpt_saver_is_replaced_for_one_of_several_policies(tmp_path):
-    _, made, policies = league(tmp_path / 'ours')
-    session = made._session
+    session, made, policies = league(tmp_path / 'ours')
     saver = ckpt_saver(session, policies[1], str(tmp_path / 'exp'), train_freq=1)
     assert type(saver).__name__ == 'CkptSaver'
     iterate(made, policies, 1)
-    made._saver.drain()
+    made.saver.drain()
     assert len(torch.load(tmp_path / 'ours' / 'iteration_1.pth.tar')['ding_store']['others']) == 2
 
 
 def test_best_checkpoint_has_all_policies(tmp_path):
-    _, made, policies = league(tmp_path)
-    config = made._session.config.checkpoint
-    best = BestCheckpoint(config)
+    session, made, policies = league(tmp_path)
+    best = BestCheckpoint(session.config.checkpoint)
     for policy in policies:
         best.add(policy)
     task.ctx.eval_value = 1.0

@@ -13,7 +13,8 @@ import torch
 pytest.importorskip('ding')
 
 from ding.framework.context import OnlineRLContext  # noqa: E402
-from learners import HEADER, Learner, step  # noqa: E402
+from inside import slots_of  # noqa: E402
+from learners import HEADER, Exchanger, Learner, step  # noqa: E402
 
 from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
@@ -22,7 +23,6 @@ from ding_store.middleware.backpressure import Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
-from ding_store.middleware.read_ahead import ReadAhead  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.run.waiting import PeerWatch  # noqa: E402
@@ -77,11 +77,10 @@ class Loop:
         self.ctx, self.buffer, self.session = OnlineRLContext(), StoreBuffer(1000), RunSession(config)
         self.store, self.collector = self.session.store, open_store(server.url, run='r', **options)
         self._model = torch.nn.Linear(num_weights, num_weights)
-        self.learner = Learner(self.store, self.buffer)
-        self.learner._ingest_plan.replay_figures = lambda: replay_figures(self.buffer)
-        self.learner._session, self.learner._ratio_read_ahead = self.session, None
-        self.learner._read_ahead = ReadAhead(self.learner._reader)
-        self.learner._taken, self.learner._num_skipped = [], 0
+        made = Learner(self.store, self.buffer)
+        made.plan.replay_figures = lambda: replay_figures(self.buffer)
+        self.learner = Exchanger(self.session, made)
+        self.learner.read_with(made.reader)
         self.sender = WeightsSender(self.session, self._model, 'main')
         self.writer, self.backpressure = ChunkWriter(self.collector, STREAM), Backpressure(self.collector, max_lead=1)
         self.num_collected, self.iterating = 0, 0
@@ -90,7 +89,7 @@ class Loop:
         return self
 
     def __exit__(self, *error):
-        self.learner._read_ahead.wake()
+        self.learner.read_ahead.wake()
         self.store.close()
         self.collector.close()
 
@@ -103,11 +102,11 @@ class Loop:
         begin, self.iterating = monotonic(), threading.get_ident()
         backward = self.sender(self.ctx)
         next(backward)
-        assert self.learner._receive(self.ctx)
+        assert self.learner.receive(self.ctx) is not None
         self.ctx.train_iter += 1
         with torch.no_grad():
             self._model.weight.fill_(self.ctx.train_iter)
-        self.learner._send(self.ctx)
+        self.learner.send(self.ctx)
         self.sender._say_at = 0.0  # it looks at the members, too
         next(backward, None)
         self.iterating = 0
@@ -115,7 +114,7 @@ class Loop:
 
     def read_ahead(self, num_chunks):
         self.collect(num_chunks)
-        eventually(lambda: len(self.learner._read_ahead) == num_chunks, 'chunks are read ahead')
+        eventually(lambda: len(self.learner.read_ahead) == num_chunks, 'chunks are read ahead')
 
     def flush(self):
         """The server is there: nothing is lost, doubled or left over, and all have heard of it."""
@@ -131,7 +130,7 @@ class Loop:
         assert value.header['train_iter'] == self.ctx.train_iter
         assert (value.arrays['weight'] == self.ctx.train_iter).all()
         assert [int(item.data.time) for item in self.buffer] == list(range(self.num_collected))
-        reader = self.learner._reader
+        reader = self.learner.reader
         assert (reader.lag(), reader.num_lost) == (0, 0)
         stream = self.collector.stream_info(STREAM)
         assert stream.readers['learner'] == stream.last == self.num_collected
@@ -159,7 +158,7 @@ def test_learner_loop_does_not_wait_for_a_server_that_dies(own_server, tmp_path,
             fault.set(number, is_late)
             before = loop.ctx.train_iter
             for _ in range(3):
-                if not fault.is_over and len(loop.learner._read_ahead) == 0:
+                if not fault.is_over and len(loop.learner.read_ahead) == 0:
                     loop.read_ahead(1)
                 loop.iterate()
             fired += [number] * fault.is_over
@@ -175,7 +174,7 @@ def test_learner_loop_waits_once_for_a_server_that_hangs(own_server, tmp_path):
     """As long as one reply may take; what it does when it wakes up, with what was sent before, harms nothing."""
     options = dict(host_cache_dir=str(tmp_path), check_every_s=0.2, socket_timeout_s=1.0)
     with Loop(own_server, num_weights=128, **options) as loop:
-        for _ in range(3):
+        for _ in range(2):
             loop.read_ahead(1)
             own_server.signal(signal.SIGSTOP)
             before = loop.ctx.train_iter
@@ -207,10 +206,10 @@ def test_nonblocking_call_does_not_wait_for_other_threads(own_server, tmp_path):
         own_server.signal(signal.SIGSTOP)
         store.advance('s', 'r', two, 'news', {'number': 2})
         own_server.kill()
-        others = [threading.Thread(target=one) for one in (store._values._own['weights'].backfill, store.flush)]
+        others = [threading.Thread(target=one) for one in (slots_of(store, 'weights').backfill, store.flush)]
         for thread in others:
             thread.start()
-        eventually(store._values._own['weights']._lock.locked, 'one waits for the server')
+        eventually(slots_of(store, 'weights')._lock.locked, 'one waits for the server')
         eventually(lambda: is_held(store.client.server._unanswered._lock), 'one waits for the server')
         begin, refused = monotonic(), 0
         with store.nonblocking():
@@ -246,7 +245,7 @@ def test_learner_trains_while_the_store_is_away(own_server, tmp_path, caplog, ra
         for _ in range(2 if ratio == 'keep' else 20):
             loop.iterate()
         if ratio == 'keep':
-            assert loop.learner._take(1, 0.01) is None
+            assert loop.learner.take(0.01) is None
         assert loop.ctx.train_iter > before
         assert (len(loop.buffer), loop.sender.version) == (loop.num_collected, version)
         session = loop.session

@@ -157,7 +157,7 @@ class Wakeups(RuleBasedStateMachine):
             for collector in self.collectors:
                 collector.store.client._writer.check(now=True)
                 collector.look(False)
-            self.reader._losses._looked_at = -math.inf
+            self.reader.losses.looked_at = -math.inf
             self.learn(4)
             newest = self.learner.get(PROGRESS)
             if self.ingested is not None and (newest is None or newest.header['ingested'] != list(self.ingested)):

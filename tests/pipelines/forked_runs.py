@@ -125,14 +125,17 @@ def forked(job: str) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
-    SumSegmentTree(2)  # of stock prioritized replay: numba compiles it for seconds
+    if any(job.endswith((':stock', ':workers')) and not job.startswith('cartpole') for job in sys.argv[1:]):
+        SumSegmentTree(2)  # of stock prioritized replay: numba compiles it for seconds
     # Its workers are forked, too, and begin at once.
     parallel.WorkerPool = lambda **given: WorkerPool(**{**given, 'start_method': 'fork'})
     Parallel.runner = functools.partial(Parallel.runner, startup_interval=0)
     ding.config.config.save_config_py = lambda *args, **kwargs: None  # formatting one takes longer than the run
     for name in {PIPELINES[job.partition(':')[0]][0] for job in sys.argv[1:]}:
         importlib.import_module(f'dizoo_configs.{name}')
-    waiting, running = list(sys.argv[1:]), {}
+    # The first of SMAX compiles its battle, and the others load it: they come last.
+    smax = [job for job in sys.argv[1:] if job.startswith('smax')]
+    waiting, running = [*smax[:1], *(job for job in sys.argv[1:] if job not in smax), *smax[1:]], {}
     while waiting or running:
         while waiting and len(running) < 2:
             job = waiting.pop(0)

@@ -33,7 +33,7 @@ def need_extra_of(name):
 def kill_learner_and_wait(run, directory):
     """Kill it as soon as there is a checkpoint, and wait for one of what it trained after it was started again."""
     run.wait_for(lambda: 'checkpoint of iteration' in log_of(directory), 'a checkpoint')
-    members = status(directory, '--run', 'r')['members']
+    members = status(directory)['members']
     os.kill(next(m['pid'] for m in members if m['role'] == 'learner'), signal.SIGKILL)
     run.wait_for(lambda: 'resuming from' in log_of(directory), 'a learner that goes on')
     resumed = int(re.search(r'resuming from .*: train iteration (\d+)', log_of(directory))[1])

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine
 STORE_ALONE = ('qbert_dqn', 'pong_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
 #: Configs of a main that another config trains as well, by the same middleware.
 REPEATED = ('cartpole_dqn_per', 'pong_dqn', 'qbert_dqn', 'qbert_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
-#: With the flag off: a pipeline of steps, and one of sequences.
-SHORT_STOCK = ('cartpole_dqn', 'pong_r2d2')
+#: With the flag off.
+SHORT_STOCK = ('cartpole_dqn',)
 RUNS = [f'{name}:store' for name in PIPELINES]
 RUNS += [f'{name}:stock' for name in PIPELINES if name not in STORE_ALONE]
 WORKERS = [
@@ -44,8 +44,8 @@ WORKERS = [
     'smax_3s5z_masac',
     'gobigger_dqn',
 ]
-#: An on-policy pipeline, and one of sequences.
-SHORT_WORKERS = ('cartpole_ppo', 'pong_r2d2')
+#: An on-policy pipeline.
+SHORT_WORKERS = ('cartpole_ppo',)
 WORKERS_RUNS = [f'{name}:workers' for name in WORKERS]
 ROLES_RUNS = [
     'cartpole_dqn_per',
@@ -58,10 +58,12 @@ ROLES_RUNS = [
     'smax_3s5z_masac',
     'gobigger_dqn',
 ]
-#: On-policy, sequences, elements whose advantages are estimated first, and nested observations.
-SHORT_ROLES = ('cartpole_ppo', 'pong_impala', 'qbert_ppo', 'gobigger_dqn')
+#: On-policy, elements whose advantages are estimated first, and nested observations. test_checkpoints.py has sequences.
+SHORT_ROLES = ('cartpole_ppo', 'qbert_ppo', 'gobigger_dqn')
 SHORT_RUNS = [f'{name}:store' for name in PIPELINES if name not in REPEATED] + [f'{name}:stock' for name in SHORT_STOCK]
 SERIAL_RUNS = [f'{name}:serial' for name in SERIAL]
+#: test_serial.py has the others' policies, with smaller environments.
+SHORT_SERIAL_RUNS = ('gobigger_dqn:serial',)
 
 
 def is_there(name):
@@ -119,7 +121,7 @@ def test_plain_di_engine_trains_with_a_process_per_role(runs, run):
     assert [each['modules'] for each in (learner, *others)] == [[]] * 4, 'nothing of the store was imported'
 
 
-@pytest.mark.parametrize('run', SERIAL_RUNS)
+@pytest.mark.parametrize('run', short(SERIAL_RUNS, SHORT_SERIAL_RUNS))
 def test_configs_train_in_the_config_pipeline(runs, run):
     record = trained(runs, run)
     is_of_sequences = run.partition(':')[0] in ('pong_r2d2', 'pong_impala', 'smax_3s5z_qmix')

@@ -1,13 +1,11 @@
 """The adapters of dizoo_configs: what they play, and what they say where the extra is not there."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 from easydict import EasyDict
-from jobs import environment
+from jobs import DEADLINE_S, environment
 from needs import need_extra
+from zygote import zygote
 
 from ding_store.errors import ConfigError
 
@@ -38,7 +36,7 @@ MUJOCO = EasyDict(
         ('dizoo_configs.mujoco.mujoco_env', 'ClassicGym("Hopper-v5")', ('mujoco',), 'mujoco'),
     ],
 )
-def test_module_without_its_extra_names_the_install(module, call, missing, extra):
+def test_module_without_its_extra_names_the_install(module, call, missing, extra, tmp_path):
     code = f"""
 import sys
 for name in {missing!r}:
@@ -50,9 +48,11 @@ try:
 except ModuleNotFoundError as error:
     sys.stdout.write('said: ' + str(error))
 """
-    done = subprocess.run([sys.executable, '-c', code], env=environment(), capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    assert f"pip install 'numpy<2' '.[{extra}]'" in done.stdout.rpartition('said: ')[2]
+    with open(tmp_path / 'out', 'wb') as out:
+        child = zygote().call('zygote', 'run_text', ['without an extra', code], tmp_path, environment(), out.fileno())
+    code, text = child.wait(DEADLINE_S), (tmp_path / 'out').read_text()
+    assert code == 0, text
+    assert f"pip install 'numpy<2' '.[{extra}]'" in text.rpartition('said: ')[2]
 
 
 @pytest.mark.parametrize(('given', 'size'), [({}, 84), (dict(frame_size=64), 64)])

@@ -28,7 +28,7 @@ def run_at(tmp_path, ratio, max_train_iter, **store):
     return run.text, records(tmp_path / 'trace')
 
 
-@pytest.mark.parametrize(('ratio', 'collectors_wait'), [(40.0, True), (0.5, False)])
+@pytest.mark.parametrize(('ratio', 'collectors_wait'), [(40.0, True), pytest.param(0.5, False, marks=pytest.mark.long)])
 def test_inserts_and_samples_keep_within_the_tolerance(tmp_path, ratio, collectors_wait):
     """Ten times as many samples as the pipeline's own ratio (4 per insert), and an eighth of them."""
     least, tolerance = 40, 400.0

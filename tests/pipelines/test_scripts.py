@@ -50,8 +50,17 @@ def test_scripts_refuse_wrong_arguments(monkeypatch, capsys, tmp_path, name, arg
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize('name', ['learn', 'profile_loop'])
+@pytest.mark.parametrize(
+    ('name', 'number'),
+    [
+        ('learn', signal.SIGTERM),
+        ('learn', signal.SIGKILL),
+        ('profile_loop', signal.SIGINT),
+        pytest.param('learn', signal.SIGINT, marks=pytest.mark.long),
+        pytest.param('profile_loop', signal.SIGTERM, marks=pytest.mark.long),
+        pytest.param('profile_loop', signal.SIGKILL, marks=pytest.mark.long),
+    ],
+)
 def test_script_interrupted_leaves_no_process(name, number, tmp_path):
     (tmp_path / 'pong-random.json').write_text(json.dumps([-21.0, -20.0]))
     (tmp_path / 'temporary').mkdir()

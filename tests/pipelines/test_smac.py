@@ -37,21 +37,21 @@ class Child:
     """Runs functions in a process that keeps what it has compiled, also for processes with the same TMPDIR."""
 
     def __init__(self, directory):
-        self.directory = directory
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv('TMPDIR', str(directory))
             patch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
             self.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('spawn'))
-            self.first = self(smac_jobs.first_steps)  # starts the process
+            self(os.getpid)  # starts the process
 
     def __call__(self, function):
         return self.pool.submit(function).result(150)
 
 
 @pytest.fixture(scope='module')
-def child(tmp_path_factory):
+def child():
+    """It loads what other tests of the session have compiled."""
     need_extra('jaxmarl', 'smax')
-    child = Child(tmp_path_factory.mktemp('child'))
+    child = Child(tempfile.gettempdir())
     with child.pool:
         yield child
 
@@ -70,15 +70,16 @@ def test_smax_battles_follow_their_seeds(child):
 
 
 @pytest.mark.long
-def test_smax_battle_is_compiled_once_per_machine(child):
-    compiled, misses, hits = child.first
-    another = Child(child.directory)
-    with another.pool:
-        loaded, no_misses, all_hits = another.first
+def test_smax_battle_is_compiled_once_per_machine(tmp_path):
+    need_extra('jaxmarl', 'smax')
+    one, other = Child(tmp_path), Child(tmp_path)
+    with one.pool, other.pool:
+        compiled, misses, hits = one(smac_jobs.first_steps)
+        loaded, no_misses, all_hits = other(smac_jobs.first_steps)
     assert (misses > 0, hits) == (True, 0)
     assert (no_misses, all_hits) == (0, misses)
     assert all(map(same, compiled, loaded))
-    (kept,) = child.directory.glob('ding-store-smax-*')
+    (kept,) = tmp_path.glob('ding-store-smax-*')
     assert stat.S_IMODE(kept.stat().st_mode) == 0o700
 
 

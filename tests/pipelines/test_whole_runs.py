@@ -5,7 +5,6 @@ replay are drawn, store and stock have the same losses, bit by bit.
 
 import importlib.util
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from jobs import PIPELINES as HERE
 from jobs import environment
 from needs import need_extra
+from zygote import zygote
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -29,8 +29,10 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp('runs')
     chosen = {item.callspec.params['name'] for item in request.session.items if item.module is request.module}
     wanted = [f'{name}:{ENV_STEPS[name]}' for name in chosen if importlib.util.find_spec(PIPELINES[name][3])]
-    command = [sys.executable, '-W', 'ignore', str(HERE / 'same_draws.py'), *wanted]
-    subprocess.run(command, cwd=directory, env=environment(), check=True, timeout=400)
+    script = [str(HERE / 'same_draws.py'), *wanted]
+    with open(directory / 'out', 'wb') as out:
+        child = zygote().call('zygote', 'run_script', script, directory, environment(), out.fileno())
+    assert child.wait(400) == 0, (directory / 'out').read_text()
     return directory
 
 

@@ -65,7 +65,10 @@ def created(policy: str, world_model: str, **buffers: Any) -> EasyDict:
     )
 
 
-@pytest.mark.parametrize(('way', 'imagination'), [('flag', 'elastic'), ('flag', 'store'), ('keys', 'elastic')])
+@pytest.mark.parametrize(
+    ('way', 'imagination'),
+    [('flag', 'elastic'), ('flag', 'store'), pytest.param('keys', 'elastic', marks=pytest.mark.long)],
+)
 def test_mbpo_trains_on_the_store_buffer(sampled: List[tuple], way: str, imagination: str) -> None:
     main = pendulum(
         policy=dict(

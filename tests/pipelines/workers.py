@@ -1,6 +1,6 @@
 """
-A job that starts its workers as ``ditask`` does, in mpire's pool, without DI-engine's imports: each joins the run as a
-member and stays until the run ends. What becomes of each is a line on stdout.
+A job that starts its workers as ``ditask`` does, in mpire's pool, but forks them, and without DI-engine's imports: each
+joins the run as a member and stays until the run ends. What becomes of each is a line on stdout.
 """
 
 import sys
@@ -36,5 +36,5 @@ def work(node_id, first_node):
 
 if __name__ == '__main__':
     nodes = [int(node) for node in sys.argv[1:]]
-    with WorkerPool(n_jobs=len(nodes), start_method='spawn', daemon=False) as pool:
+    with WorkerPool(n_jobs=len(nodes), start_method='fork', daemon=False) as pool:
         pool.map(work, [(node, nodes[0]) for node in nodes], chunk_size=1)

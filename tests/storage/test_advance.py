@@ -136,7 +136,7 @@ def test_close_without_a_server_does_not_wait_for_an_advance(unheard, caplog, is
             unheard.flush()
     unheard.close()
     assert "closed before advance 'r' in 's' was done" in caplog.text
-    assert unheard.client.server._connection._opener is None, 'nor is it brought back for who has left'
+    assert unheard.client.server.connection._opener is None, 'nor is it brought back for who has left'
 
 
 @pytest.mark.parametrize('is_appending', [False, True])
@@ -150,7 +150,7 @@ def test_close_does_not_reconnect_to_a_server_that_hangs(own_server, caplog, mon
         store.append('s', {}, chunk(0))
     own_server.signal(signal.SIGSTOP)
     store.advance('s', 'r', OLDEST, 'news', {'at': 2})
-    monkeypatch.setattr(store.client.server._connection, '_target', lambda: pytest.fail('it is looked for'))
+    monkeypatch.setattr(store.client.server.connection, '_target', lambda: pytest.fail('it is looked for'))
     store.close()
     own_server.signal(signal.SIGCONT)
     assert "closed before advance 'r' in 's' was done" in caplog.text
@@ -176,7 +176,7 @@ def test_close_during_a_resend_logs_an_unfinished_advance(unheard, caplog):
     """One that may wait for the server, as who reads ahead."""
     with ThreadPoolExecutor() as pool:
         flushed = pool.submit(unheard.flush)
-        eventually(lambda: unheard.client.server._connection._waiting, 'it waits')
+        eventually(lambda: unheard.client.server.connection._waiting, 'it waits')
         unheard.close()
         with pytest.raises(StoreClosed):
             flushed.result(WAIT_S)
@@ -198,7 +198,7 @@ def test_advance_while_another_thread_closes_raises(store):
     """The server may pass over what comes from a connection that is closed by then."""
 
     def closed_meanwhile(session):
-        store.client.server._connection._waiting[0] = redis.ConnectionError(
+        store.client.server.connection._waiting[0] = redis.ConnectionError(
             'lost'
         )  # so that nobody in haste waits for a lock
         with ThreadPoolExecutor() as pool:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from forks import child
+from inside import cache_of
 from jobs import ding_store, environment
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreTimeout
@@ -220,7 +221,7 @@ def test_cache_file_creation_does_not_wait_for_long(tmp_path, redis_server, monk
             for thread in threading.enumerate():
                 if thread.name == 'ding-store-claim':  # Who was not waited for: it takes the lock, and gives it back.
                     thread.join(WAIT_S)
-            eventually(lambda: not is_claimed(os.path.join(store._cache.root, 'lock')), 'it goes on')
+            eventually(lambda: not is_claimed(os.path.join(cache_of(store).root, 'lock')), 'it goes on')
             assert use(3) == (3, True)
         entries = reader.read()
         assert [number_of(entry) for entry in entries] == [0, 1, 2, 3]

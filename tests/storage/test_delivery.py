@@ -122,7 +122,7 @@ class Delivery(RuleBasedStateMachine):
     @rule(writer=writers)
     def idle_writer_looks(self, writer):
         self.lose_no_reply(self.stores[writer])
-        self.stores[writer].client._writer.check(now=True)
+        self.stores[writer].client.own_writer.check(now=True)
 
     @invariant()
     def nothing_is_seen_twice_or_out_of_order(self):
@@ -144,19 +144,19 @@ class Delivery(RuleBasedStateMachine):
         """In the end everything is seen, and nobody holds a copy of anything."""
         for _ in range(len(self.appended) + 3):  # Entries that found no room come one by one.
             # Look at once, instead of within a second, whether the server went back to a time without this reader.
-            self.reader._losses._looked_at = -math.inf
+            self.reader.losses.looked_at = -math.inf
             for store in self.stores:
                 self.lose_no_reply(store)
-                store.client._writer.check(now=True)
+                store.client.own_writer.check(now=True)
             while self.reader.lag():
                 self.seen += [number_of(entry) for entry in self.reader.read()]
             self.reader.ack()
-        self.reader._losses._deadline = 0.0  # Who was to announce again has had his time.
+        self.reader.losses.deadline = 0.0  # Who was to announce again has had his time.
         assert self.reader.read() == []
         self.nothing_is_seen_twice_or_out_of_order()
         assert sorted(self.seen) == sorted(self.appended)
         for store in self.stores:
-            assert store.client._writer.num_unacked(STREAM) == 0
+            assert store.client.own_writer.num_unacked(STREAM) == 0
         stream = self.readers_store.info().streams.get(STREAM)
         assert stream is None or (stream.pending_bytes, stream.last - stream.floor) == (0, 0)
 
@@ -243,7 +243,7 @@ class RedisDelivery(Delivery):
             pipe.execute()
 
     def session_of(self, store):
-        return store.client.server._connection._session
+        return store.client.server.connection._session
 
     def lose_next_reply(self, store, before):
         session = self.session_of(store)
@@ -288,7 +288,7 @@ class ShardedDelivery(RedisDelivery):
         return RedisStore(' '.join(reversed(servers)), self.run, max_pending_bytes=LIMIT)
 
     def session_of(self, store):
-        return store.client.server._on(STREAM)._connection._session
+        return store.client.server._on(STREAM).connection._session
 
     @rule()
     def lose_everything_of_the_other(self):
@@ -313,12 +313,12 @@ class ShardedDelivery(RedisDelivery):
 
 def test_delivery_in_memory_equals_a_model():
     run_state_machine_as_test(
-        MemoryDelivery, settings=settings(max_examples=400, stateful_step_count=40, deadline=None)
+        MemoryDelivery, settings=settings(max_examples=400 if IS_LONG else 150, stateful_step_count=40, deadline=None)
     )
 
 
 def test_delivery_on_redis_equals_a_model(redis_server):
-    check_on_redis(RedisDelivery, redis_server, num_examples=40 if IS_LONG else 12)
+    check_on_redis(RedisDelivery, redis_server, num_examples=40 if IS_LONG else 8)
 
 
 def test_delivery_on_two_servers_equals_a_model(redis_server, forgetful_server):
@@ -335,9 +335,9 @@ def check_on_redis(machine, server, num_examples):
                 max_examples=num_examples, stateful_step_count=30, deadline=None, phases=[Phase.generate]
             ),
         )
-        if RedisDelivery.num_lost > num_examples:  # which is drawn: mostly in one round
+        if RedisDelivery.num_lost > num_examples // 2:  # which is drawn: mostly in one round
             break
-    assert RedisDelivery.num_lost > num_examples
+    assert RedisDelivery.num_lost > num_examples // 2
 
 
 class MistakenDelivery(MemoryDelivery):
@@ -418,7 +418,7 @@ def test_entries_acked_before_a_server_crash_are_not_lost():
     writer.append(STREAM, {}, chunk(2))
     store.lose_memory(keep=snapshot)
     assert learner.read(1) == []
-    writer.client._writer.check(now=True)
+    writer.client.own_writer.check(now=True)
     assert [number_of(entry) for entry in far.read()] == [0, 1, 2]
     far.ack()
     assert [number_of(entry) for entry in learner.read()] == [2]

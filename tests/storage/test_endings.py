@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from needs import IS_LONG
 from redis_server import RedisServer
 
 from ding_store.errors import StoreClosed, StoreUnavailable
@@ -42,12 +43,12 @@ def unavailable(store, is_on=True):
             return send_request(said)
         raise StoreUnavailable('the request was lost')
 
-    outbox = store.client.own_writer._stream_writer(STREAM).outbox
-    send_request, outbox._send_request = outbox._send_request, fail
+    outbox = store.client.own_writer.stream_writer(STREAM).outbox
+    send_request, outbox.send_request = outbox.send_request, fail
     try:
         yield
     finally:
-        outbox._send_request = send_request
+        outbox.send_request = send_request
 
 
 class Late:
@@ -224,7 +225,7 @@ class RedisEndings(Endings):
     def restart(self):
         self.begin_life()
         for store in [self.learner, *(writer.store for writer in self.writers)]:
-            store.client.server._connection._session.generation.run_id = RedisEndings.generation
+            store.client.server.connection._session.generation.run_id = RedisEndings.generation
 
     def begin_life(self):
         RedisEndings.generation = (uuid.uuid4().hex * 2)[:40]
@@ -239,7 +240,9 @@ class RedisEndings(Endings):
 
 
 def test_endings_in_memory_equal_a_model():
-    run_state_machine_as_test(MemoryEndings, settings=settings(max_examples=300, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(
+        MemoryEndings, settings=settings(max_examples=300 if IS_LONG else 100, stateful_step_count=40, deadline=None)
+    )
 
 
 def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
@@ -248,7 +251,9 @@ def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
     RedisEndings.server = redis_server
     run_state_machine_as_test(
         RedisEndings,
-        settings=settings(max_examples=80, stateful_step_count=30, deadline=None, phases=[Phase.generate]),
+        settings=settings(
+            max_examples=80 if IS_LONG else 30, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import redis
+from inside import set_patience
 from processes import child
 
 from ding_store.errors import (
@@ -35,7 +36,7 @@ from ding_store.storage.redis.server_checks import ServerGeneration, make_client
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings
 from ding_store.storage.shared_memory.transports import is_reference
-from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+from ding_store.storage.testing import WAIT_S, abandon, chunk, eventually, number_of
 
 STREAM = 'experience'
 LOG = 'ding:{run/experience/0}:log'
@@ -74,7 +75,7 @@ class TestEmptyAfterACrash:
                 assert living.readline().strip() == 'done'
                 with child(write_and_wait(forgetful_server.url, range(7))) as (_, dying):
                     assert dying.readline().strip() == 'done'
-                    reader._losses._looked_at = 0  # Else it looks once a second.
+                    reader.losses.looked_at = 0  # Else it looks once a second.
                     assert len(reader.read(max_entries=3)) == 3
                 committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
                 forgetful_server.restart()
@@ -83,7 +84,7 @@ class TestEmptyAfterACrash:
                 numbers = read_until(reader, 2)
                 assert numbers == [13, 14]
                 assert reader.num_lost == 0
-                reader._losses._deadline = 0.0  # The grace is over.
+                reader.losses.deadline = 0.0  # The grace is over.
                 assert reader.read() == []
             assert reader.num_lost == 7
             assert len([one for one in caplog.records if '7 entries were lost' in one.message]) == 1
@@ -93,7 +94,7 @@ class TestEmptyAfterACrash:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.3)
             with child(write_and_wait(forgetful_server.url, range(4))) as (_, dying):
                 assert dying.readline().strip() == 'done'
-                reader._losses._looked_at = 0
+                reader.losses.looked_at = 0
                 assert len(reader.read(max_entries=1)) == 1
             forgetful_server.restart()
 
@@ -118,7 +119,7 @@ class TestEmptyAfterACrash:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
             with child(write_and_wait(own_server.url, range(4))) as (_, dying):
                 assert dying.readline().strip() == 'done'
-                reader._losses._looked_at = 0
+                reader.losses.looked_at = 0
                 assert len(reader.read(max_entries=1)) == 1
             own_server.restart()
             assert read_until(reader, 3) == [1, 2, 3]
@@ -136,16 +137,16 @@ class TestEmptyAfterACrash:
                 known.append(STREAM, {}, chunk(number))
             for number in range(6, 11):
                 new.append(STREAM, {}, chunk(number))
-            reader._losses._looked_at = 0
+            reader.losses.looked_at = 0
             seen = [number_of(entry) for entry in reader.read(1)]
             store.lose_memory()
             if is_late:
-                reader._losses._looked_at = 0
+                reader.losses.looked_at = 0
                 assert (reader.read(), reader.num_lost) == ([], 9)
             known.append(STREAM, {}, chunk(11))
             new.append(STREAM, {}, chunk(12))
             while reader.lag():
-                reader._losses._looked_at = 0
+                reader.losses.looked_at = 0
                 seen += map(number_of, reader.read(1))
                 assert is_late or reader.num_lost == 0
             assert (sorted(seen), reader.num_lost) == (list(range(1, 13)), 0)
@@ -156,7 +157,7 @@ class TestEmptyAfterACrash:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
             for number in range(6):
                 writer.append(STREAM, {}, chunk(number))
-            reader._losses._looked_at = 0
+            reader.losses.looked_at = 0
             seen = [number_of(entry) for entry in reader.read(1)]
             store.lose_memory()
             writer.flush()
@@ -165,7 +166,7 @@ class TestEmptyAfterACrash:
             for number in range(7, 20):
                 other.append(STREAM, {}, chunk(number, 1000))
             for _ in range(3):
-                reader._losses._looked_at = 0
+                reader.losses.looked_at = 0
                 seen += map(number_of, reader.read())
             assert (seen[:1], seen[-1]) == ([0], 19)
             assert reader.num_lost >= 5
@@ -212,10 +213,10 @@ class TestEmptyAfterACrash:
             reader = Reader(store, STREAM, 'learner', loss_grace_s=0.0)
             for i in range(5):
                 other.append(STREAM, {}, chunk(i))
-            reader._losses._looked_at = 0
+            reader.losses.looked_at = 0
             assert len(reader.read(max_entries=2)) == 2
             store.lose_memory()
-            reader._losses._looked_at = 0
+            reader.losses.looked_at = 0
             assert reader.read() == []
             assert reader.num_lost == 3
             other.append(STREAM, {}, chunk(5))
@@ -227,7 +228,7 @@ class TestEmptyAfterACrash:
         """Also what that had read and not committed; ``when`` it is away, as seen from the loss, or is killed again."""
 
         def look(one):
-            one._losses._looked_at = 0
+            one.losses.looked_at = 0
             return [number_of(entry) for entry in one.read()]
 
         def again(committed, grace_s=WAIT_S):
@@ -239,7 +240,7 @@ class TestEmptyAfterACrash:
             for number in range(5):
                 living.append(STREAM, {}, chunk(10 + number))
                 dying.append(STREAM, {}, chunk(number))
-            reader._losses._looked_at = 0
+            reader.losses.looked_at = 0
             seen = [number_of(entry) for entry in reader.read(5)]
             assert seen == [20, 10, 0, 11, 1]
             committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
@@ -248,7 +249,7 @@ class TestEmptyAfterACrash:
             if when == 'before':
                 assert look(reader) == [12, 2, 13, 3, 14, 4]
                 committed = json.dumps({'marks': reader.marks, 'heads': reader.heads()})
-            dying.client._writer._stream_writers.clear()  # It will not announce again.
+            abandon(dying)  # It will not announce again.
             store.lose_memory()
             if when in ('behind', 'in grace'):
                 assert look(reader) == []
@@ -258,7 +259,7 @@ class TestEmptyAfterACrash:
             living.append(STREAM, {}, chunk(15))
             assert look(reader) == ([15] if when == 'before' else [12, 13, 14, 15])
             assert reader.num_lost == 0
-            reader._losses._deadline = 0.0
+            reader.losses.deadline = 0.0
             assert (look(reader), reader.num_lost) == ([], 0 if when == 'before' else 3)
             reader = again(json.dumps({'marks': reader.marks, 'heads': reader.heads()}), grace_s=0.0)
             store.lose_memory()
@@ -544,7 +545,7 @@ def test_store_closed_during_connect_keeps_no_connection(redis_server, monkeypat
 
     monkeypatch.setattr(connection, 'make_client', make_and_close)
     with pytest.raises(StoreClosed):
-        store.client.server._connection.connect()
+        store.client.server.connection.connect()
     (client,) = made
     assert [connection._sock for connection in client.connection_pool._available_connections] == [None]
 
@@ -596,7 +597,7 @@ def test_waiting_reader_sees_a_flush_without_a_disconnect(redis_server):
         assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [5]
         reader.ack()
         store.get('nothing')  # The writer hears of the acks, and lets its copies go.
-        store.client._writer.check(now=True)
+        store.client.own_writer.check(now=True)
         with redis_server.client() as client:
             client.flushall()
         store.append(STREAM, {}, chunk(6))
@@ -702,7 +703,7 @@ class TestDamage:
     def test_foreign_id_above_the_versions_of_a_value_blocks_nothing(self, store, redis_server):
         with redis_server.client() as client:
             store.put('weights', {}, {'x': np.zeros(3)})
-            client.xadd(store.client.server._values._keys.of_value('weights')[0], {'x': 'y'})
+            client.xadd(store.client.server.keys.of_value('weights')[0], {'x': 'y'})
             assert store.put('weights', {}, {'x': np.ones(3)}) == 2
             assert store.get('weights', 1).arrays['x'][0] == 1
 
@@ -759,7 +760,8 @@ class TestDamage:
         rng, run, total = random.Random(9), f'elsewhere-{os.getpid()}', 400
         log = LOG.replace('run', run)
         with open_store(redis_server.url, run, host_cache_dir=str(tmp_path)) as store, redis_server.client() as client:
-            store.client.server.patience_s = store._values._resolver._patience_s = 0.0
+            store.client.server.patience_s = 0.0
+            set_patience(store, 0.0)
             reader = Reader(store, STREAM, 'learner', on_corrupt='skip')
             store.append(STREAM, {}, chunk(1))  # The first one goes over the wire.
             begin = store.append(STREAM, {}, chunk(1)).number
@@ -776,7 +778,7 @@ class TestDamage:
                     assert number_of(entry) == 1
             assert reader.num_corrupt > total // 4
             store.put('weights', {}, {'x': np.arange(10_000)})
-            value = store.client.server._values._keys.of_value('weights')[0]
+            value = store.client.server.keys.of_value('weights')[0]
             good = client.xrevrange(value, count=1)[0][1][b'r']
             for number in range(2, total):
                 client.xadd(value, {b'r': elsewhere(rng, good)}, id=f'{number}-0', maxlen=1, approximate=False)

@@ -8,6 +8,7 @@ import socket
 import threading
 
 import pytest
+from inside import slots_of, without_backfills
 from redis_server import RedisServer, left_by_runs
 
 from ding_store.errors import VersionConflict
@@ -17,7 +18,7 @@ from ding_store.storage.encoding.framing import encode_pieces
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.options import HostOptions
 from ding_store.storage.redis.store import RedisStore
-from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+from ding_store.storage.testing import WAIT_S, abandon, chunk, eventually, number_of
 
 STREAM = 'experience'
 LARGE = 50_000  # numbers: a value of so many goes into a slot
@@ -141,7 +142,7 @@ def append(store, *numbers):
 
 
 def read(reader):
-    return [number_of(entry) for entry in reader.read(1000, timeout_s=0.2)]
+    return [number_of(entry) for entry in reader.read(1000, timeout_s=0.05)]
 
 
 def read_all(reader, writers):
@@ -172,8 +173,14 @@ def test_failback_of_an_idle_stream_loses_nothing(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('is_acked', [False, True])
-@pytest.mark.parametrize('num_new', [1, 3, 6])
+@pytest.mark.parametrize(
+    ('num_new', 'is_acked'),
+    [
+        (1, False),
+        (6, True),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in [(1, True), (3, False), (3, True), (6, False)]),
+    ],
+)
 def test_going_back_with_reused_numbers_loses_nothing(opened, aged, num_new, is_acked):
     """A writer that lost nothing appends first: it cannot know, and its entries get numbers that were read."""
     one, unhurt, other = opened(), opened(), opened()
@@ -214,7 +221,7 @@ def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('num_new', [1, 3])
+@pytest.mark.parametrize('num_new', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     one, unhurt = opened(), opened()
     reader = Reader(opened(), STREAM, 'learner')
@@ -232,7 +239,7 @@ def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     assert again.num_lost == 0
 
 
-@pytest.mark.parametrize('begins', ['before', 'after', 'after all was announced'])
+@pytest.mark.parametrize('begins', ['before', pytest.param('after', marks=pytest.mark.long), 'after all was announced'])
 def test_going_back_counts_no_loss_for_a_restarted_reader(opened, aged, begins, monkeypatch):
     """Its former life had read and acked what the server has forgotten, and what the writers have let go."""
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
@@ -272,7 +279,7 @@ def test_going_back_is_repaired_by_a_closing_writer(opened, aged):
     assert reader.num_lost == 0
 
 
-@pytest.mark.parametrize('num_read', [1, 2])
+@pytest.mark.parametrize('num_read', [pytest.param(1, marks=pytest.mark.long), 2])
 def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged, monkeypatch, num_read):
     monkeypatch.setattr(losses, 'LOOK_EVERY_S', 0.0)
     unhurt = opened()
@@ -282,7 +289,7 @@ def test_going_back_counts_entries_of_a_dead_writer_as_lost(server, opened, aged
     with RedisStore(server.url, 'run') as dead:
         append(dead, 1, 2, 3)
         assert [number_of(entry) for entry in reader.read(num_read)] == [0, 1][:num_read]
-        dead.client.own_writer._stream_writers.clear()  # as if it were killed
+        abandon(dead)  # as if it were killed
     aged.go_back()
     append(unhurt, *range(4, 10))
     found = read_all(reader, [unhurt])
@@ -427,13 +434,13 @@ def test_value_under_a_reused_version_has_its_own_bytes(server, tmp_path):
         known = near.get('weights')
         assert number_of(known) == 1
         aged.go_back()
-        successor._values._start_backfilling = lambda name: None  # not before the other one has tried
+        without_backfills(successor)  # not before the other one has tried
         assert successor.put('weights', {}, chunk(2, LARGE)) == 2
         far.client.server.request_version('weights')
-        former._values._own['weights'].backfill()
+        slots_of(former, 'weights').backfill()
         assert successor.client.get('weights').payload == b''
         assert not former.client.server.backfill_version('weights', known.version, encode_pieces({}, chunk(1, LARGE)))
-        successor._values._own['weights'].backfill()
+        slots_of(successor, 'weights').backfill()
         for reader in (near, far):
             assert number_of(reader.get('weights', newer_than=known.version, timeout_s=WAIT_S)) == 2
 
@@ -455,7 +462,7 @@ def test_entry_id_equality_ignores_the_chain():
     assert place.chained('abc')._replace(number=4).chain == ''
 
 
-@pytest.mark.parametrize('is_single', [False, True])
+@pytest.mark.parametrize('is_single', [False, pytest.param(True, marks=pytest.mark.long)])
 def test_going_back_resends_from_full_host_plane_writers(server, aged, tmp_path, is_single):
     """They hear of acks by news that names a number, which another writer's entry may have got."""
 

@@ -22,6 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from inside import streams_with_rings
 
 from ding_store.errors import StoreClosed, StoreUnavailable
 from ding_store.storage import protocol
@@ -36,7 +37,7 @@ from ding_store.storage.redis import appends
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import transports
 from ding_store.storage.store import NO_HOST_CACHE
-from ding_store.storage.testing import WAIT_S, chunk, number_of
+from ding_store.storage.testing import WAIT_S, abandon, chunk, number_of
 
 STREAM = 'experience'
 SILENT = 2
@@ -110,7 +111,7 @@ class Fleet(RuleBasedStateMachine):
     def look(self, which):
         if self.fleet:
             store = self.pick(min(which, len(self.fleet) - 1))
-            store.client._writer.check(now=True)
+            store.client.own_writer.check(now=True)
 
     @precondition(lambda self: self.fleet)
     @rule(which=picks, in_order=st.booleans())
@@ -118,7 +119,7 @@ class Fleet(RuleBasedStateMachine):
         store = self.fleet.pop(which % len(self.fleet))
         self.is_dead[store.writer] = True
         if not in_order:
-            store.client._writer._stream_writers.clear()
+            abandon(store)
         store.close()
 
     @precondition(lambda self: self.late)
@@ -173,7 +174,7 @@ class Fleet(RuleBasedStateMachine):
         for _ in range(3):
             for store in self.fleet:
                 store.fault = None
-                store.client._writer.check(now=True)
+                store.client.own_writer.check(now=True)
             while self.reader.lag():
                 self.read(64)
             self.ack()
@@ -235,8 +236,8 @@ class RedisFleet(Fleet):
 
     def say(self, writer, said):
         store = self.readers_store
-        keys = store.client.server._keys
-        appends.RedisAppends(store.client.server._connection, keys, writer).send_request(said)
+        keys = store.client.server.keys
+        appends.RedisAppends(store.client.server.connection, keys, writer).send_request(said)
 
     def forget_everything(self):
         self.client.flushall()
@@ -321,16 +322,16 @@ class TestWritersOnRedis:
         with self.open() as learner:
             reader = Reader(learner, STREAM, 'learner')
             with self.open() as store:
-                send_request = store.client.server._appends.send_request
-                outbox_ = store.client._writer._stream_writer(STREAM).outbox
-                outbox_._send_request = lambda one: (said.append(one), send_request(one))[1]
+                send_request = store.client.server.append
+                outbox_ = store.client.own_writer.stream_writer(STREAM).outbox
+                outbox_.send_request = lambda one: (said.append(one), send_request(one))[1]
                 store.append(STREAM, {}, chunk(0))
                 assert len(reader.read()) == 1
                 reader.ack()
             reader.read()
             assert reader.marks == {}
-            keys = learner.client.server._keys
-            late = appends.RedisAppends(learner.client.server._connection, keys, store.writer)
+            keys = learner.client.server.keys
+            late = appends.RedisAppends(learner.client.server.connection, keys, store.writer)
             for one in (*said, *said):
                 late.send_request(one)
             assert reader.read() == []
@@ -341,7 +342,7 @@ class TestWritersOnRedis:
             for number in range(10 * SILENT):
                 stores.append(self.open())
                 stores[-1].append(STREAM, {}, chunk(number))
-                stores[-1].client._writer._stream_writers.clear()  # It says no more, as if it was killed.
+                abandon(stores[-1])  # It says no more, as if it was killed.
                 assert len(reader.read()) == 1
                 reader.ack()
             assert 0 < known_writers(self.client, self.run) <= 3 * SILENT
@@ -399,9 +400,9 @@ class TestWritersOnRedis:
         with self.open() as learner, self.open() as store:
             for number in range(50):
                 learner.register(STREAM, f'reader-{number}')
-            verdicts, outbox_ = [], store.client._writer._stream_writer(STREAM).outbox
-            send_request = outbox_._send_request
-            outbox_._send_request = lambda one: (verdicts.append(send_request(one)), verdicts[-1])[1]
+            verdicts, outbox_ = [], store.client.own_writer.stream_writer(STREAM).outbox
+            send_request = outbox_.send_request
+            outbox_.send_request = lambda one: (verdicts.append(send_request(one)), verdicts[-1])[1]
             store.append(STREAM, {}, chunk(0))
             store.append(STREAM, {}, chunk(1))
             assert [one.readers is None for one in verdicts] == [False, True, True]
@@ -468,9 +469,9 @@ class TestStreamsOfOneWriter:
         for number in range(4 * SPARE_STREAMS):
             store.append(f'goes-{number}', {}, chunk(0))
             deleter.delete(f'goes-{number}')
-        assert len(store.client._writer._stream_writers) <= (0 if is_own else 2 * SPARE_STREAMS) + len(living)
-        assert all(store.client._writer.has_stream_writer(name) for name in living)
-        store.client._writer._forget_deleted()
+        assert len(store.client.own_writer._stream_writers) <= (0 if is_own else 2 * SPARE_STREAMS) + len(living)
+        assert all(store.client.own_writer.has_stream_writer(name) for name in living)
+        store.client.own_writer.forget_deleted()
         left = [key for key in self.client.keys(f'ding:{{{self.run}/goes-*') if not key.endswith(b':ends')]
         assert left == [], 'a store that forgets a stream leaves it'
 
@@ -489,8 +490,8 @@ class TestStreamsOfOneWriter:
         for number in range(3):
             store.append(f'other-{number}', {}, chunk(0))
             learner.delete(f'other-{number}')
-        store.client._writer._forget_deleted()
-        assert not store.client._writer.has_stream_writer(STREAM)
+        store.client.own_writer.forget_deleted()
+        assert not store.client.own_writer.has_stream_writer(STREAM)
         store.append(STREAM, {}, chunk(3))
         assert [number_of(entry) for entry in reader.read()] == [3]
         assert (reader.num_lost, reader.num_duplicates) == (0, 0)
@@ -499,7 +500,7 @@ class TestStreamsOfOneWriter:
         store, learner = self.open(), self.open()
         store.append(STREAM, {}, chunk(0))
         learner.delete(STREAM)
-        store.client._writer._forget_deleted()
+        store.client.own_writer.forget_deleted()
         store.close_for_writing()
         with pytest.raises(StoreClosed, match='had appended its last'):
             store.append(STREAM, {}, chunk(1))
@@ -516,7 +517,7 @@ class TestStreamsOfOneWriter:
             while not is_over.is_set():
                 store.append(f'{STREAM}-{which}', {}, chunk(counts[which]))
                 counts[which] += 1
-                store.client._writer._forget_deleted()
+                store.client.own_writer.forget_deleted()
 
         threads = [threading.Thread(target=write, args=(which % 2,)) for which in range(2)]
         for thread in threads:
@@ -541,10 +542,10 @@ class TestStreamsOfOneWriter:
             learner.ack(f'goes-{number}', 'learner', entry.id)
             learner.delete(f'goes-{number}')
         assert list(self.directory.rglob('*.ring'))
-        store.client.own_writer._forget_deleted()
+        store.client.own_writer.forget_deleted()
         store._tidied_at = 0.0
         store.append('lives', {}, chunk(0))
-        assert store._streams._rings.keys() <= {'lives'}
+        assert set(streams_with_rings(store)) <= {'lives'}
         assert list(self.directory.rglob('*.ring')) == [], 'and the one that lives has no reader here'
 
     def test_requested_writers_are_forgotten_with_their_streams(self, monkeypatch):

@@ -203,7 +203,7 @@ def test_package_reads_no_clock_that_jumps():
 def test_clock_set_back_with_memory_loss_delivers_payloads(opened, redis_server):
     """Nothing but who asks for a value's payload is numbered by its clock."""
     writer, far = opened(check_every_s=0.1), opened(host_plane='off')
-    wants = far.client.server._values._keys.of_value('weights')[2]
+    wants = far.client.server.keys.of_value('weights')[2]
     with redis_server.client() as client:
         writer.put('weights', {}, {'x': np.full(10_000, 1)})
         client.xadd(wants, {'v': 1}, id=f'{10**15}-0')  # milliseconds: in 30,000 years

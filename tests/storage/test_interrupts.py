@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from inside import rings_of, stream_rings
 from interrupting import Interrupt, InterruptedAt
 
 from ding_store.compiled import join_past_caches, past_caches
@@ -45,7 +46,7 @@ def test_append_interrupted_anywhere_loses_nothing(redis_server, tmp_path, trans
             own.check_stream('s')
             assert own.num_unacked('s') == 0, tracing.where
             if transport == 'auto':
-                assert [ring.num_held for ring in writer._streams._rings['s']._rings] == [0], tracing.where
+                assert [ring.num_held for ring in rings_of(writer)] == [0], tracing.where
         assert len(set(places)) > 20
         assert seen == sorted(set(seen))
         assert set(appended) <= set(seen)
@@ -57,8 +58,8 @@ def test_append_within_an_append_is_refused(redis_server, monkeypatch):
     with open_store(redis_server.url, 'nested', host_plane='off') as store:
         reader = Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
-        outbox = store.client.own_writer._stream_writer('s').outbox
-        send_request, refused = outbox._send_request, []
+        outbox = store.client.own_writer.stream_writer('s').outbox
+        send_request, refused = outbox.send_request, []
 
         def announcing(said):
             if not refused:
@@ -67,7 +68,7 @@ def test_append_within_an_append_is_refused(redis_server, monkeypatch):
                 refused.append(error.value)
             return send_request(said)
 
-        monkeypatch.setattr(outbox, '_send_request', announcing)
+        monkeypatch.setattr(outbox, 'send_request', announcing)
         for number in (1, 2, 3):
             store.append('s', {}, chunk(number))
         assert refused
@@ -80,7 +81,7 @@ def test_region_released_by_gc_waits_for_no_lock(redis_server, tmp_path):
         Reader(store, 's', 'near')
         store.append('s', {}, chunk(0))
         store.append('s', {}, chunk(1))
-        rings = store._streams._rings['s']
+        rings = stream_rings(store, 's')
         payloads = [rings.pack({}, chunk(2))]
         dropping = threading.Thread(target=payloads.clear, daemon=True)
         with rings._lock:

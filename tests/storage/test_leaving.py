@@ -12,6 +12,7 @@ from redis_server import left_by_runs
 from ding_store.errors import AppendUnsettled, StoreClosed, StoreError, StoreTimeout, StoreUnavailable
 from ding_store.storage import client as client_module
 from ding_store.storage import open_store
+from ding_store.storage import store as store_module
 from ding_store.storage.base import OLDEST
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.exactly_once.reader import Reader
@@ -45,11 +46,11 @@ def unsettled(store):
     """Three entries that nobody acks, and a fourth that a full server may have had when its reply was lost."""
     for number in range(3):
         store.append(STREAM, {}, chunk(number), timeout_s=0.0)
-    outbox = store.client.own_writer._stream_writer(STREAM).outbox
-    send_request, outbox._send_request = outbox._send_request, lambda said: unavailable()
+    outbox = store.client.own_writer.stream_writer(STREAM).outbox
+    send_request, outbox.send_request = outbox.send_request, lambda said: unavailable()
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(3))
-    outbox._send_request = send_request
+    outbox.send_request = send_request
 
 
 def unavailable():
@@ -74,7 +75,7 @@ def test_close_writes_nothing_into_a_retired_run(forgetful_server, caplog, is_na
 
 def retire_after_check(monkeypatch, store, learner):
     """The stream is there when the store asks for it, and no more when it announces something."""
-    outbox = store.client.own_writer._stream_writer(STREAM).outbox
+    outbox = store.client.own_writer.stream_writer(STREAM).outbox
     check = outbox.check
 
     def then_retired():
@@ -133,7 +134,7 @@ def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
-    assert store.client.server._connection._opener is None, 'nor is it brought back for who has left'
+    assert store.client.server.connection._opener is None, 'nor is it brought back for who has left'
     assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 
@@ -167,17 +168,22 @@ def test_close_waits_a_moment_for_a_restarted_server(forgetful_server, monkeypat
     forgetful_server.kill()
     with ThreadPoolExecutor() as pool:
         closing = pool.submit(store.close)
-        eventually(lambda: store.client.server._connection.is_away(), 'it is looked for')
+        eventually(lambda: store.client.server.connection.is_away(), 'it is looked for')
         forgetful_server.start()
         closing.result(WAIT_S)
     with RedisStore(forgetful_server.url, 'run') as learner:
         assert [number_of(entry) for entry in learner.read(STREAM)] == [0]
 
 
+def set_time_to_leave(monkeypatch, seconds):
+    for module in (client_module, store_module):
+        monkeypatch.setattr(module, 'LEAVE_S', seconds)
+
+
 @pytest.mark.parametrize('returns', [False, True])
 def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monkeypatch, caplog, returns):
     """Entries and weights of his host are to go over the wire then; they stay in their files, too."""
-    monkeypatch.setattr(client_module, 'LEAVE_S', WAIT_S if returns else 0.5)
+    set_time_to_leave(monkeypatch, WAIT_S if returns else 0.5)
     here = dict(host_cache_dir=str(tmp_path), reconnect_timeout_s=600.0)
     store, other = (open_store(forgetful_server.url, 'run', **here) for _ in range(2))
     reader = Reader(other, STREAM, 'learner')
@@ -203,7 +209,7 @@ def test_close_waits_once_for_an_absent_server(forgetful_server, tmp_path, monke
 
 def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp_path, monkeypatch, caplog):
     """It has the lock of the value then, for as long as it tries to reach the server."""
-    monkeypatch.setattr(client_module, 'LEAVE_S', 0.5)
+    set_time_to_leave(monkeypatch, 0.5)
     store = open_store(forgetful_server.url, 'run', host_cache_dir=str(tmp_path), reconnect_timeout_s=2 * WAIT_S)
     store.put('weights', {}, {'w': np.zeros(1 << 18, np.uint8)})
     look = store.client.get
@@ -217,7 +223,7 @@ def test_close_waits_no_longer_than_the_backfilling_thread(forgetful_server, tmp
     with RedisStore(forgetful_server.url, 'run') as elsewhere:
         with elsewhere.nonblocking(), contextlib.suppress(StoreUnavailable):  # it may be killed before it replies
             elsewhere.client.server.request_version('weights')
-        eventually(lambda: store.client.server._connection._waiting, 'it waits for the server')
+        eventually(lambda: store.client.server.connection._waiting, 'it waits for the server')
     with ThreadPoolExecutor() as pool:
         pool.submit(store.close).result(WAIT_S)
     assert 'closed with values that only this host can read' in caplog.text
@@ -244,7 +250,7 @@ def test_close_neither_waits_for_nor_logs_droppable_entries(forgetful_server, ca
     store.append(STREAM, {}, chunk(0))
     forgetful_server.kill()
     eventually(lambda: store.is_away, 'it is noticed')
-    monkeypatch.setattr(store.client.server._connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
+    monkeypatch.setattr(store.client.server.connection, 'reach', lambda *arguments: pytest.fail('it is waited for'))
     store.close()
     assert 'closed with' not in caplog.text
 
@@ -273,7 +279,7 @@ def test_close_writes_nothing_into_the_next_run(forgetful_server, hears):
         if hears:
             store.close_for_writing()
             store.client.own_writer.publish(WAIT_S)
-            store.client.own_writer._stream_writer(STREAM).outbox.check()
+            store.client.own_writer.stream_writer(STREAM).outbox.check()
             store.flush()
         store.close()
         assert learner.read(STREAM, place) == []
@@ -297,7 +303,7 @@ def test_close_with_shared_memory_adds_nothing_to_a_retired_run(forgetful_server
         store = open_store(forgetful_server.url, **options)
         for number in range(3):
             store.append(STREAM, {}, chunk(number))
-        assert store.client.own_writer._stream_writer(STREAM).outbox.has_references
+        assert store.client.own_writer.stream_writer(STREAM).outbox.has_references
         store.close_for_writing()  # else its thread may look after the stream at any moment
         learner.retire()
         if is_named_again:
@@ -373,7 +379,7 @@ def test_close_with_shared_memory_resends_forgotten_entries(forgetful_server, tm
         for number in range(4):
             store.append(STREAM, {}, chunk(number))
         store.append('members', {}, {})
-        assert store.client.own_writer._stream_writer(STREAM).outbox.has_references
+        assert store.client.own_writer.stream_writer(STREAM).outbox.has_references
         if is_concluded:
             store.close_for_writing()
         forgetful_server.restart()
@@ -396,7 +402,7 @@ def test_close_logs_entries_that_it_cannot_resend(forgetful_server, caplog):
     store = RedisStore(forgetful_server.url, 'run', reconnect_timeout_s=0.2)
     unsettled(store)
     forgetful_server.restart()
-    stream_writer = store.client.own_writer._stream_writer(STREAM)
+    stream_writer = store.client.own_writer.stream_writer(STREAM)
     with stream_writer.tried(WAIT_S):  # else it is announced again at the reconnect
         stream_writer.outbox.check()
     forgetful_server.kill()

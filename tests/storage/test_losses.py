@@ -11,11 +11,12 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from needs import IS_LONG
 
 from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.store import MemoryStore
-from ding_store.storage.testing import chunk
+from ding_store.storage.testing import abandon, chunk
 
 STREAM = 'experience'
 picks = st.integers(0, 5)
@@ -45,7 +46,7 @@ class Losses(RuleBasedStateMachine):
 
     @rule(count=st.sampled_from([1, 2, 64]), looks=st.booleans())
     def read(self, count, looks):
-        self.reader._losses._looked_at = -math.inf if looks else math.inf
+        self.reader.losses.looked_at = -math.inf if looks else math.inf
         self.seen += [(entry.writer, entry.sequence) for entry in self.reader.read(count)]
 
     @rule(acks=st.booleans(), num_held=st.integers(0, 3))
@@ -63,13 +64,13 @@ class Losses(RuleBasedStateMachine):
         self.commit(acks, num_held)
         for number in sorted(killed, reverse=True):
             if number < len(self.writers):
-                self.writers.pop(number).client._writer._stream_writers.clear()
+                abandon(self.writers.pop(number))
         self.store.lose_memory()
 
     @rule()
     def send_again(self):
         for writer in self.writers:
-            writer.client._writer.check(now=True)
+            writer.client.own_writer.check(now=True)
 
     def teardown(self):
         self.send_again()
@@ -77,7 +78,7 @@ class Losses(RuleBasedStateMachine):
             self.read(64, looks=True)
             self.commit(acks=True)
         self.read(64, looks=True)
-        self.reader._losses._deadline = -math.inf  # The grace is over.
+        self.reader.losses.deadline = -math.inf  # The grace is over.
         self.read(64, looks=True)
         appended = {(writer, sequence + 1) for writer, count in self.appended.items() for sequence in range(count)}
         missing = appended - set(self.seen)
@@ -108,13 +109,15 @@ class Late(Losses):
 
     @rule()
     def end_the_grace(self):
-        self.reader._losses._deadline = -math.inf
+        self.reader.losses.deadline = -math.inf
         self.read(64, looks=True)
 
 
 @pytest.mark.parametrize('kind', [Lives, Late])
 def test_losses_counted_equal_a_model(kind):
-    run_state_machine_as_test(kind, settings=settings(max_examples=300, stateful_step_count=30, deadline=None))
+    run_state_machine_as_test(
+        kind, settings=settings(max_examples=300 if IS_LONG else 100, stateful_step_count=30, deadline=None)
+    )
 
 
 def test_losses_model_finds_a_reader_without_its_heads(monkeypatch):
@@ -143,7 +146,7 @@ def test_reader_without_marks_counts_losses_of_a_dead_writer(looks, monkeypatch)
             assert len(reader.read(1)) == 1
         else:
             reader._look_around()
-        dead.client.own_writer._stream_writers.clear()  # as if it were killed
+        abandon(dead)  # as if it were killed
         store.lose_memory()
         for _ in range(2):
             living.append(STREAM, {}, chunk(0))

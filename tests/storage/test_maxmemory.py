@@ -64,10 +64,10 @@ def test_refused_backfill_keeps_the_parts_of_its_entry(forgetful_server, client)
     """As a reference it was refused, and then appended over the wire: parts of one payload are named alike."""
     with RedisStore(forgetful_server.url, 'run') as store:
         place = store.append('s', {}, chunk(0, 1_000_000))
-        (item,) = store.client.own_writer._stream_writer('s').outbox._sent
+        (item,) = store.client.own_writer.stream_writer('s').outbox._sent
         client.config_set('maxmemory', 1)
         with pytest.raises(ServerFull):
-            store.client.server._appends.backfill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
+            store.client.server.backfill(Backfill('s', place.epoch, 1, place.number, item.payload.on_wire()))
         assert [number_of(entry) for entry in store.read('s')] == [0]
 
 
@@ -78,12 +78,12 @@ def test_parts_of_a_fill_that_is_refused_take_no_memory(forgetful_server, client
         place = store.append('s', {}, chunk(0))
         fill = Backfill('s', place.epoch, 1, place.number, encode({}, chunk(0, 1_000_000)))
         if is_there:
-            store.client.server._appends.backfill(fill)
+            store.client.server.backfill(fill)
         parts = sorted(client.keys('*:part:*'))
         assert bool(parts) == is_there
         client.config_set('maxmemory', client.info('memory')['used_memory'] + 2_500_000 * (not is_there))
         with pytest.raises(ServerFull):
-            store.client.server._appends.backfill(fill)
+            store.client.server.backfill(fill)
         assert sorted(client.keys('*:part:*')) == parts
 
 
@@ -157,9 +157,9 @@ def test_script_runs_after_a_command_that_fails(forgetful_server, client):
         return 2, pack(('SET', 'key', 'value', 'no such option')) + late
 
     with RedisStore(forgetful_server.url, 'run') as store:
-        keys = store.client.server._keys.of_value('v')
+        keys = store.client.server.keys.of_value('v')
         put, known = ('token', 0, -1, b'payload', '', ''), ('writer', 1, '')
-        session = store.client.server._connection.call('look', lambda session: session)
+        session = store.client.server.connection.call('look', lambda session: session)
         session.run('put', keys, *put, *known)  # the server has the script
         with pytest.raises(redis.ResponseError, match='syntax'):
             session.run('put', keys, 'another', *put[1:3], b'new', '', '', 'writer', 2, '', before=before)

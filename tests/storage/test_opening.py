@@ -193,7 +193,7 @@ def test_sentinel_url_names_sentinels_and_server(url, hosts, server):
 def test_sentinel_url_has_defaults_for_hung_primaries():
     def timeouts(url, **options):
         with RedisStore(url, connect=False, **options) as store:
-            return store.client.server._connection._options.socket_timeout_s, store.client.check_every_s
+            return store.client.server.connection._options.socket_timeout_s, store.client.check_every_s
 
     assert timeouts('redis://h') == (10.0, 5.0)
     assert timeouts('redis+sentinel://h/m') == (3.0, 2.0)
@@ -299,7 +299,7 @@ def test_at_maxmemory_readers_continue(forgetful_server):
         check_reads()
         other.ack('members', 'r', said)
         check_reads()
-        assert store.client._writer.num_unacked('members') == 0, 'it hears of acks'
+        assert store.client.own_writer.num_unacked('members') == 0, 'it hears of acks'
         with pytest.raises(errors.ServerFull, match='maxmemory'):
             store.append('members', {}, chunk(2))
         check_reads()
@@ -314,18 +314,18 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
     """The first try came through, its reply was lost, and the second one found no memory."""
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        send_request = store.client.server._appends.send_request
+        send_request = store.client.server.append
 
         def lossy(said):
             send_request(said)
             client.config_set('maxmemory', 1)
-            monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', send_request)
+            monkeypatch.setattr(store.client.own_writer.stream_writer('s').outbox, 'send_request', send_request)
             return send_request(said) if size == 1000 else refused()
 
         def refused():
             raise errors.ServerFull('as the parts of a second try are')
 
-        monkeypatch.setattr(store.client._writer._stream_writer('s').outbox, '_send_request', lossy)
+        monkeypatch.setattr(store.client.own_writer.stream_writer('s').outbox, 'send_request', lossy)
         assert store.append('s', {}, chunk(2, size)).number == 2
         with pytest.raises(errors.ServerFull):
             store.append('s', {}, chunk(3))
@@ -337,18 +337,18 @@ def test_append_unsettled_at_maxmemory_is_kept(forgetful_server, size, monkeypat
 def test_append_unsettled_before_a_flush_is_resent_later(forgetful_server, monkeypatch):
     with forgetful_server.client() as client, RedisStore(forgetful_server.url) as store:
         store.append('s', {}, chunk(1))
-        outbox = store.client._writer._stream_writer('s').outbox
-        send_request = outbox._send_request
+        outbox = store.client.own_writer.stream_writer('s').outbox
+        send_request = outbox.send_request
 
         def lossy(said):
             send_request(said)
             client.flushall()  # And its epoch with it.
-            monkeypatch.setattr(outbox, '_send_request', send_request)
-            store.client.server._keys.list_name('stream', 's', again=True)
+            monkeypatch.setattr(outbox, 'send_request', send_request)
+            store.client.server.keys.list_name('stream', 's', again=True)
             client.config_set('maxmemory', 1)
             return send_request(said)
 
-        monkeypatch.setattr(outbox, '_send_request', lossy)
+        monkeypatch.setattr(outbox, 'send_request', lossy)
         with pytest.raises(errors.AppendUnsettled, match='maxmemory.*sent later'):
             store.append('s', {}, chunk(2))
         client.config_set('maxmemory', 0)
@@ -402,7 +402,7 @@ def test_store_is_pickled_as_its_address(redis_server):
             twin.append('s', {}, chunk(2))
         assert [entry.sequence for entry in store.read('s')] == [1, 1]
     # Nothing is connected before it is used.
-    assert copied(store).client.server._connection._session is None
+    assert copied(store).client.server.connection._session is None
 
 
 def _append_in_child(store, queue):

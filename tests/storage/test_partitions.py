@@ -86,7 +86,7 @@ def learn(url):
     return work
 
 
-@pytest.mark.parametrize('unplugged', ['redis', 'learner', 'collector0'])
+@pytest.mark.parametrize('unplugged', ['redis', 'learner', pytest.param('collector0', marks=pytest.mark.long)])
 def test_partition_of_any_host_twice_loses_nothing(network, url, unplugged):
     """Silent partitions of any host while all work: each row of each collector arrives once and in order."""
     with (

@@ -80,7 +80,7 @@ def test_payloads_of_sizes_around_whole_parts_arrive(store, client, count, extra
     place = parts.place_of('ding:{x}:part:', payload)
     assert place.num_parts == -(-len(payload) // 1000)
     pieces = [(key, [part[:7], part[7:]]) for key, part in parts.parts_of(place, payload)]
-    store.client.server._connection.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
+    store.client.server.connection.call('write', lambda session: parts._borrowing(session, written, pieces, 0))
     (fetched,) = fetch(store, place.pack())
     assert bytes(fetched) == payload
     assert [len(one) for one in fetch(store, b'x', *[place.pack()] * 3)] == [1, *[len(payload)] * 3]
@@ -141,7 +141,7 @@ def test_read_of_large_entries_is_bounded_in_bytes(store, monkeypatch):
 
 def test_writers_killed_between_parts_leave_whole_entries(forgetful_server, store, client, monkeypatch):
     """Killed behind some part: the entry is there whole or not at all, and parts of no entry have an end."""
-    monkeypatch.setattr(parts, '_LIFE_S', 5)
+    monkeypatch.setattr(parts, '_LIFE_S', 3)
     monkeypatch.setattr(parts, '_SLOWEST_BYTES_PER_S', 1e9)
     reader = Reader(store, STREAM, 'learner')
     orphans = 0
@@ -340,7 +340,7 @@ def test_backfill_of_an_acked_entry_leaves_no_parts(store, client, is_last):
         store.append(STREAM, {}, chunk(1))
     assert number_of(reader.read()[0]) == 0
     reader.ack(place)
-    store.client.server._appends.backfill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
+    store.client.server.backfill(Backfill(STREAM, place.epoch, 1, 2, encode({}, chunk(0, LARGE))))
     assert num_parts(client) == 0
     assert [number_of(entry) for entry in store.read(STREAM)] == ([] if is_last else [1])
 
@@ -351,9 +351,9 @@ def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, m
         reader = Reader(store, STREAM, 'learner')
         for number, one in enumerate((store, other)):
             one.append(STREAM, {}, chunk(number))
-        client.xadd(store.client.server._keys.of(STREAM, 'log'), {'foreign': 'entry'})
-        stream_writer = store.client.own_writer._stream_writer(STREAM)
-        send_request, verdicts = stream_writer.outbox._send_request, []
+        client.xadd(store.client.server.keys.of(STREAM, 'log'), {'foreign': 'entry'})
+        stream_writer = store.client.own_writer.stream_writer(STREAM)
+        send_request, verdicts = stream_writer.outbox.send_request, []
 
         def announcing(said):
             verdicts.append(send_request(said))
@@ -363,7 +363,7 @@ def test_parts_of_a_reused_number_are_deleted(forgetful_server, store, client, m
                 other.append(STREAM, {}, chunk(2, LARGE))
             return verdicts[-1]
 
-        monkeypatch.setattr(stream_writer.outbox, '_send_request', announcing)
+        monkeypatch.setattr(stream_writer.outbox, 'send_request', announcing)
         store.append(STREAM, {}, chunk(3, LARGE))
         seen = []
         while len(seen) < 4:
@@ -389,9 +389,7 @@ def test_parts_with_one_missing_keep_their_time_to_live(store, client, monkeypat
     monkeypatch.setattr(redis_values, 'write_parts', all_but_one)
     calls = {
         'entry': lambda: store.append(STREAM, {}, chunk(1, LARGE)),
-        'fill': lambda: store.client.server._appends.backfill(
-            Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))
-        ),
+        'fill': lambda: store.client.server.backfill(Backfill(STREAM, place.epoch, 1, 1, encode({}, chunk(0, LARGE)))),
         'value': lambda: store.put('weights', {}, chunk(1, LARGE)),
     }
     with pytest.raises(ServerFull, match='vanish'):

@@ -540,7 +540,7 @@ def test_entry_of_another_program_is_corrupt(redis_server):
     server = RedisServer(redis_server.url, None, f'foreign-{os.getpid()}', 'a', RedisOptions())
     Appends(server)(1)
     with redis_server.client() as client:
-        client.xadd(server._keys.of('s', 'log'), {'foreign': '1'})
+        client.xadd(server.keys.of('s', 'log'), {'foreign': '1'})
     assert len(server.read('s', OLDEST, 9)) == 1
     with pytest.raises(CorruptPayload):
         server.read('s', server.read('s', OLDEST, 1)[0].id, 9)

@@ -18,6 +18,7 @@ from forks import child
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from inside import cache_of, rings_of, streams_with_rings, without_keeper
 from needs import IS_LONG
 from test_delivery import STREAM, MemoryDelivery
 
@@ -51,8 +52,7 @@ def _small_rings(monkeypatch):
 
 def quiet(store):
     """Return the store, which gets no thread of its own: what happens is up to the state machine."""
-    store._streams._start_keeper = lambda stream: None
-    return store
+    return without_keeper(store)
 
 
 class Planes(MemoryDelivery):
@@ -146,7 +146,9 @@ class Planes(MemoryDelivery):
         for _ in range(len(self.appended) + 3):
             for one in self.stores:
                 self.lose_no_reply(one)
-                one.client._writer.check_stream(STREAM)  # as the keeper does, which also tells what is no longer held
+                one.client.own_writer.check_stream(
+                    STREAM
+                )  # as the keeper does, which also tells what is no longer held
             seen += [number_of(entry) for entry in reader.read()]
             reader.ack()
             self.seen += [number_of(entry) for entry in self.reader.read()]
@@ -163,8 +165,8 @@ class Planes(MemoryDelivery):
             self.finish_far()
         super().flush()
         for store in self.stores:
-            for rings_ in store._streams._rings.values():
-                assert all(ring.num_held == 0 for ring in rings_._rings)
+            for stream in streams_with_rings(store):
+                assert all(ring.num_held == 0 for ring in rings_of(store, stream))
 
 
 @pytest.fixture
@@ -181,7 +183,7 @@ def run_planes(tmp_path, monkeypatch):
 
 
 def test_planes_switch_without_loss_or_repetition(run_planes):
-    run_planes(Planes, max_examples=150)
+    run_planes(Planes, max_examples=150 if IS_LONG else 60)
 
 
 class CarelessLog(Log):
@@ -230,7 +232,7 @@ def plane_of(entries):
 
 
 def files(store):
-    return [name for name in os.listdir(os.path.dirname(store._cache.path_of('x'))) if name.endswith('.ring')]
+    return [name for name in os.listdir(os.path.dirname(cache_of(store).path_of('x'))) if name.endswith('.ring')]
 
 
 def test_transport_follows_the_hosts_of_the_readers(opened):
@@ -313,7 +315,7 @@ def test_append_that_waits_for_room_backfills(opened):
 
     with ThreadPoolExecutor() as pool:
         writing = pool.submit(write)
-        eventually(lambda: writer.client._writer._stream_writer('s').outbox.sequence == 14, 'the stream is full')
+        eventually(lambda: writer.client.own_writer.stream_writer('s').outbox.sequence == 14, 'the stream is full')
         reader, seen = Reader(far, 's', 'learner'), []
         while len(seen) < 19:
             entries = reader.read(timeout_s=WAIT_S)
@@ -354,15 +356,15 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
     monkeypatch.setattr(rings, 'PATIENCE_S', WAIT_S)
     writer, near = opened(), opened()
     # What asks now and then:
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
-    monkeypatch.setattr(writer.client._writer, '_checked_at', float('inf'))
+    without_keeper(writer)
+    monkeypatch.setattr(writer.client.own_writer, '_checked_at', float('inf'))
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1, size=1000))
     (first,) = files(writer)
-    outbox = writer.client._writer._stream_writer('s').outbox
-    send_request, asked, is_waiting = outbox._send_request, [], threading.Event()
-    wait_for_capacity = writer.client._writer._wait_for_capacity
+    outbox = writer.client.own_writer.stream_writer('s').outbox
+    send_request, asked, is_waiting = outbox.send_request, [], threading.Event()
+    wait_for_capacity = writer.client.own_writer._wait_for_capacity
 
     def announced(said):
         asked.extend([said] * (said.sequence == 0))
@@ -372,8 +374,8 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
         is_waiting.set()
         return wait_for_capacity(*arguments)
 
-    monkeypatch.setattr(outbox, '_send_request', announced)
-    monkeypatch.setattr(writer.client._writer, '_wait_for_capacity', waited)
+    monkeypatch.setattr(outbox, 'send_request', announced)
+    monkeypatch.setattr(writer.client.own_writer, '_wait_for_capacity', waited)
     with ThreadPoolExecutor() as pool:
         appends = pool.submit(lambda: [writer.append('s', {}, chunk(number, size=1000)) for number in range(2, 200)])
         assert is_waiting.wait(WAIT_S)
@@ -393,12 +395,12 @@ def test_ring_stays_small_while_its_reader_keeps_up(opened, monkeypatch):
 
 def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
+    without_keeper(writer)
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))
     place = writer.append('s', {}, chunk(1))
-    outbox = writer.client._writer._stream_writer('s').outbox
-    (ring,) = writer._streams._rings['s']._rings
+    outbox = writer.client.own_writer.stream_writer('s').outbox
+    (ring,) = rings_of(writer)
     assert not outbox.on_freed(FreedCapacity(1000, 'another', 1000))
     assert not outbox.on_freed(FreedCapacity(outbox.freed, place.epoch, 0))
     assert (len(outbox), ring.num_held) == (2, 1)
@@ -413,23 +415,23 @@ def test_entry_is_released_only_by_acks_of_its_epoch(opened, monkeypatch):
 def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, monkeypatch, what, is_new):
     """It is news to nobody twice, and in nobody's way, under an id that the server's clock gave, too."""
     writer, near = opened(), opened()
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)
+    without_keeper(writer)
     reader = None if is_new else Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    outbox = writer.client._writer._stream_writer('s').outbox
+    outbox = writer.client.own_writer.stream_writer('s').outbox
     told = {'planes': outbox.transport, 'room': outbox.freed}
     with redis_server.client() as client:
 
         def write(part):
-            key = writer.client.server._keys.of('s', part)
+            key = writer.client.server.keys.of('s', part)
             client.delete(key)
             like_ours = {'room': {'e': outbox.epoch, 'f': outbox.sequence}, 'planes': {'h': 'x'}}
             fields = like_ours[part] if what == 'entry like ours' else {'r': ''}
             return client.set(key, 'x') if what == 'string' else client.xadd(key, fields)
 
         def is_put_right(part):
-            entries = client.xrange(writer.client.server._keys.of('s', part))
+            entries = client.xrange(writer.client.server.keys.of('s', part))
             return [redis_id for redis_id, _ in entries] == [f'{told[part]}-0'.encode()] * (told[part] > 0)
 
         write('planes')
@@ -442,13 +444,13 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
             return
         for part in told:
             write(part)
-        writer.client._writer.ask_for_acks('s', WAIT_S)
+        writer.client.own_writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 2
         assert [number_of(entry) for entry in reader.read()] == [0, 1]
         for part in told:
             write(part)
         reader.ack()  # which says it anew, under a number that no clock gave
-        writer.client._writer.ask_for_acks('s', WAIT_S)
+        writer.client.own_writer.ask_for_acks('s', WAIT_S)
         assert len(outbox) == 0
         opened('b').register('s', 'far')  # and so does a change of planes
         writer.client.server.wait_for_transports({'s': told['planes']}, 4.0)
@@ -459,7 +461,7 @@ def test_foreign_news_of_acks_and_transports_is_ignored(opened, redis_server, mo
 def test_foreign_news_of_an_unknown_stream_is_removed(opened, redis_server):
     writer = opened()
     with redis_server.client() as client:
-        key = writer.client.server._keys.of('s', 'planes')
+        key = writer.client.server.keys.of('s', 'planes')
         client.xadd(key, {'h': 'x', 'i': 'y'})
         writer.client.server.wait_for_transports({'s': 0}, 4.0)
         assert not client.keys(f'*{writer.run}/s/0*')
@@ -471,8 +473,8 @@ def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     reader = Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire: it did not know its readers
     writer.append('s', {}, chunk(1))
-    (ring,) = writer._streams._rings['s']._rings
-    owner = writer.client._writer if what == 'append' else writer.client
+    (ring,) = rings_of(writer)
+    owner = writer.client.own_writer if what == 'append' else writer.client
     original = getattr(owner, what)
 
     def failing(*arguments, **options):
@@ -486,7 +488,7 @@ def test_append_that_fails_leaves_no_hole_in_the_ring(opened, what):
     delattr(owner, what)
     assert [number_of(entry) for entry in reader.read()] == [0, 1]
     reader.ack()
-    writer.client._writer.check_stream('s')
+    writer.client.own_writer.check_stream('s')
     assert ring.num_held == 0
 
 
@@ -496,7 +498,7 @@ def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, wher
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._streams._rings['s']._rings
+    (ring,) = rings_of(writer)
 
     def interrupted(*arguments):
         raise KeyboardInterrupt
@@ -513,7 +515,7 @@ def test_append_interrupted_leaves_no_hole_in_the_ring(opened, monkeypatch, wher
     writer.append('s', {}, chunk(2))
     assert [number_of(entry) for entry in reader.read()] == [0, 1, 2]
     reader.ack()
-    writer.client._writer.check_stream('s')
+    writer.client.own_writer.check_stream('s')
     assert ring.num_held == 0
 
 
@@ -523,22 +525,22 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._streams._rings['s']._rings
-    create_ring, is_waiting, may_go_on = writer._cache.create_ring, threading.Event(), threading.Event()
+    (ring,) = rings_of(writer)
+    create_ring, is_waiting, may_go_on = cache_of(writer).create_ring, threading.Event(), threading.Event()
 
     def slowly(*arguments):
         is_waiting.set()
         assert may_go_on.wait(WAIT_S)
         return create_ring(*arguments)
 
-    monkeypatch.setattr(writer._cache, 'create_ring', slowly)
+    monkeypatch.setattr(cache_of(writer), 'create_ring', slowly)
     with ThreadPoolExecutor() as pool:
         appending = pool.submit(writer.append, 's', {}, chunk(2, size=100_000))
         try:
             assert is_waiting.wait(WAIT_S)
             assert [number_of(entry) for entry in reader.read()] == [0, 1]
             reader.ack()
-            pool.submit(writer.client._writer.check_stream, 's', WAIT_S).result(WAIT_S / 2)
+            pool.submit(writer.client.own_writer.check_stream, 's', WAIT_S).result(WAIT_S / 2)
             assert ring.num_held == 0
         finally:
             may_go_on.set()
@@ -548,11 +550,11 @@ def test_acks_are_processed_while_a_ring_is_created(opened, monkeypatch):
 
 def test_append_succeeds_though_a_backfill_has_no_memory(opened, monkeypatch):
     writer, near, far = opened(), opened(), opened('b')
-    monkeypatch.setattr(writer._streams, '_start_keeper', lambda stream: None)  # which would fill
+    without_keeper(writer)  # which would fill
     Reader(near, 's', 'near')
     writer.append('s', {}, chunk(0))  # over the wire
     writer.append('s', {}, chunk(1))
-    reader, outbox = Reader(far, 's', 'far'), writer.client._writer._stream_writer('s').outbox
+    reader, outbox = Reader(far, 's', 'far'), writer.client.own_writer.stream_writer('s').outbox
     with monkeypatch.context() as patch:
 
         def no_memory(said):
@@ -675,7 +677,7 @@ def test_damaged_host_plane_payload_is_refused_by_name(opened):
     reader = Reader(near, 's', 'near')
     for number in range(2):
         writer.append('s', {}, chunk(number))
-    (ring,) = writer._streams._rings['s']._rings
+    (ring,) = rings_of(writer)
     ring._data[30:31] = b'~'
     assert len(near.read('s', max_entries=1)) == 1
     with pytest.raises(CorruptPayload, match="entry 2 of 's'"):
@@ -773,7 +775,7 @@ def test_threads_of_a_forked_child_wait_for_its_own_files(opened, monkeypatch):
 
 def test_readers_join_and_leave_during_appends(opened):
     """A writer that never stops, a learner on its host, and a reader from elsewhere that comes and goes."""
-    least, last, learned, far_errors, joins = 6000, [], [], [], []
+    least, last, learned, far_errors, joins = 6000 if IS_LONG else 2000, [], [], [], []
     writer, near, far = opened(), opened(), opened('b')
     reader, done = Reader(near, 's', 'near'), threading.Event()
 
@@ -825,7 +827,7 @@ def test_writers_killed_at_random_tear_nothing(opened, monkeypatch, is_far):
             store.append(STREAM, {}, chunk(number, size=random.randint(1, most)))
 
     sequences = {}
-    num_kills = 100 if IS_LONG else 25
+    num_kills = 100 if IS_LONG else 10
     for _ in range(num_kills):
         with child(write) as pid:
             before, count, upto = set(sequences), 0, random.randint(1, 80)
@@ -898,7 +900,7 @@ def test_writer_given_up_is_awaited_once_it_appends(tmp_path, monkeypatch):
     assert far.read('s', last) == []
     now[0] += patience_s - 1
     assert far.read('s', last) == []
-    writer.client._writer.check_stream('s')
+    writer.client.own_writer.check_stream('s')
     assert [number_of(entry) for entry in far.read('s', last)] == [3]
     writer.close()
 
@@ -1011,7 +1013,7 @@ def test_append_without_a_server_keeps_its_entry(forgetful_server, tmp_path, is_
         for number in range(1, 1 + is_near):
             writer.append('s', {}, chunk(number))
         forgetful_server.kill()
-        writer.client._writer._checked_at = 0.0  # long ago
+        writer.client.own_writer._checked_at = 0.0  # long ago
         with pytest.raises(StoreUnavailable):
             writer.append('s', {}, chunk(8))
         forgetful_server.start()
@@ -1037,7 +1039,7 @@ def test_arrays_are_views_of_the_ring(opened):
         writer.append('s', {}, {'x': np.zeros(10, np.uint8)})
     _, entry = reader.read()
     assert not entry.arrays['x'].any()
-    (ring,) = writer._streams._rings['s']._rings
+    (ring,) = rings_of(writer)
     ring._data[:] = b'\xff' * len(ring._data)
     assert entry.arrays['x'].all()
     assert not entry.arrays['x'].flags.writeable

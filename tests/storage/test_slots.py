@@ -15,6 +15,7 @@ from forks import child
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from needs import IS_LONG
 
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.shared_memory import mapped_files
@@ -121,7 +122,7 @@ class Rotation(RuleBasedStateMachine):
 
 def test_slots_in_any_order_of_writes_and_leases_are_right(tmp_path):
     Rotation.path = str(tmp_path / 'v')
-    Rotation.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+    Rotation.TestCase.settings = settings(max_examples=150 if IS_LONG else 60, stateful_step_count=40, deadline=None)
     Rotation.TestCase().runTest()
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
+from inside import cache_of
 from processes import child
 from proxy import DOWN, UP
 from two_hosts import Host, is_mapped, two_hosts
@@ -136,7 +137,7 @@ def test_process_hung_in_a_download_delays_others_briefly(hosts):
     with here.open(host_plane='off') as writer, there.open() as reader:
         writer.put(NAME, {}, weights(1))
         reader._values._copies._lock_of(NAME).patience_s = 0.1
-        held = claim(reader._cache.fetch_path_of(NAME))
+        held = claim(cache_of(reader).fetch_path_of(NAME))
         value = reader.get(NAME)
         assert (number_of(value), is_in_place(value)) == (1, False)
         held.close()
@@ -159,7 +160,7 @@ def test_process_stopped_in_a_download_delays_others_briefly(hosts, impatient):
 
 
 def test_fetch_lock_wait_lasts_while_its_holder_progresses(tmp_path):
-    path, patience_s = str(tmp_path / 'lock'), 2.0
+    path, patience_s = str(tmp_path / 'lock'), 1.0
     open(path, 'w').close()
     first, until = claim(path), time.monotonic() + 1.5 * patience_s
     with ThreadPoolExecutor() as pool:

@@ -15,6 +15,7 @@ import redis
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from inside import all_slots_of, cache_of, num_slots_of, set_patience, slot_file_of, slots_of, without_backfills
 from processes import child
 
 from ding_store.errors import (
@@ -291,7 +292,7 @@ def test_killed_writer_leaves_its_newest_version_to_its_host(opened, tmp_path, m
         os.kill(pid, signal.SIGKILL)
     assert number_of(opened().get(NAME)) == 3
     far = opened('b')
-    far._values._resolver._patience_s = 0.2
+    set_patience(far, 0.2)
     for timeout_s in (0.0, 0.0, 0.3):
         with pytest.raises(PayloadLost, match=f"version 3 of value '{NAME}'"):
             far.get(NAME, timeout_s=timeout_s)
@@ -387,12 +388,12 @@ def test_leases_die_with_their_process(opened):
         for number in range(1, 8):
             writer.put(NAME, {}, weights(number))
             assert pipe.readline() == f'{number}\n'
-        size = os.stat(writer._values._own[NAME]._file.path).st_size
+        size = os.stat(slot_file_of(writer, NAME).path).st_size
         os.kill(pid, signal.SIGKILL)
     for number in range(8, 30):
         writer.put(NAME, {}, weights(number))
         assert in_slot(writer) == (True, False)
-    assert os.stat(writer._values._own[NAME]._file.path).st_size <= size + size // 7
+    assert os.stat(slot_file_of(writer, NAME).path).st_size <= size + size // 7
 
 
 def test_refused_put_is_not_seen_and_uses_no_slot(opened):
@@ -403,7 +404,7 @@ def test_refused_put_is_not_seen_and_uses_no_slot(opened):
             writer.put(NAME, {}, weights(9), expected_version=5)
         assert number_of(reader.get(NAME)) == 1
     assert writer.put(NAME, {}, weights(2), expected_version=1) == 2
-    assert len(writer._values._own[NAME]._file._buffers) == 2
+    assert num_slots_of(writer, NAME) == 2
 
 
 def test_put_refused_at_maxmemory_uses_no_slot(opened, monkeypatch):
@@ -419,7 +420,7 @@ def test_put_refused_at_maxmemory_uses_no_slot(opened, monkeypatch):
             with pytest.raises(ServerFull):
                 writer.put(NAME, {}, weights(9))
     assert writer.put(NAME, {}, weights(2)) == 2
-    assert len(writer._values._own[NAME]._file._buffers) == 2
+    assert num_slots_of(writer, NAME) == 2
 
 
 def test_values_after_a_memory_loss_arrive(forgetful_server, tmp_path):
@@ -441,18 +442,18 @@ def test_values_after_losing_the_newest_versions_arrive(opened):
     """An append-only file that lacks its end: the slot of the version that it names has other bytes by now."""
     writer, near = opened(), opened()
     writer.put(NAME, {}, weights(1))
-    with writer.client.server._connection._session.borrowed() as connection:
-        key = writer.client.server._keys.of(NAME, 'value')
+    with writer.client.server.connection._session.borrowed() as connection:
+        key = writer.client.server.keys.of(NAME, 'value')
         connection.send_command('XRANGE', key, '-', '+')
         ((redis_id, fields),) = connection.read_response()
         for number in (2, 3):
             writer.put(NAME, {}, weights(number))
-        for command in (('DEL', key), ('HSET', writer.client.server._keys.of(NAME, 'version'), 'version', 1)):
+        for command in (('DEL', key), ('HSET', writer.client.server.keys.of(NAME, 'version'), 'version', 1)):
             connection.send_command(*command)
             connection.read_response()
         connection.send_command('XADD', key, redis_id, *fields)
         connection.read_response()
-    near._values._resolver._patience_s = 0.2
+    set_patience(near, 0.2)
     with pytest.raises(PayloadLost, match='version 1'):
         near.get(NAME)
     assert writer.put(NAME, {}, weights(4)) == 4
@@ -486,7 +487,7 @@ def test_value_put_after_all_were_deleted_reaches_other_hosts(redis_server, open
 def test_value_with_a_damaged_head_is_refused_by_name(opened):
     writer = opened()
     writer.put(NAME, {}, weights(1))
-    _, slot, _ = writer._values._own[NAME]._newest
+    _, slot, _ = slots_of(writer, NAME)._newest
     slot.payload[30:31] = b'~'
     with pytest.raises(CorruptPayload, match=f"version 1 of value '{NAME}'"):
         opened().get(NAME)
@@ -529,7 +530,7 @@ class TwoHosts(RuleBasedStateMachine):
     def open(self, who):
         host = HostOptions(host_cache_dir=os.path.join(self.directory, who[0]), host_cache_bytes=1 << 20)
         store = self.memory.another(check_every_s=0.01, host=host)
-        store._values._start_backfilling = lambda name: None  # What is filled when is up to the machine.
+        without_backfills(store)  # What is filled when is up to the machine.
         self.stores[who] = store
 
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']), times=st.integers(1, 4))
@@ -545,7 +546,7 @@ class TwoHosts(RuleBasedStateMachine):
 
     @rule(who=st.sampled_from(['a1', 'a2', 'b1', 'b2']))
     def fill(self, who):
-        for slots_ in self.stores[who]._values._own.values():
+        for slots_ in all_slots_of(self.stores[who]):
             slots_.backfill()
         self.is_safe |= who == self.author
 
@@ -561,7 +562,7 @@ class TwoHosts(RuleBasedStateMachine):
 
     def read(self, who):
         store = self.stores[who]
-        store._values._resolver._patience_s = 0.0
+        set_patience(store, 0.0)
         try:
             value = store.get(NAME)
         except PayloadLost:
@@ -578,9 +579,9 @@ class TwoHosts(RuleBasedStateMachine):
             store.close()
             self.is_safe |= who == self.author
         else:
-            for slots_ in store._values._own.values():
+            for slots_ in all_slots_of(store):
                 slots_.close(unlink=False)  # As death leaves them: locks are gone, files are there.
-            store._cache._claim.close()
+            cache_of(store)._claim.close()
         self.author = None if who == self.author else self.author
         self.open(who)
 
@@ -722,7 +723,7 @@ def test_older_put_that_expects_another_version_is_refused(redis_server):
     with RedisStore(redis_server.url, f'order-{os.getpid()}') as store:
         older = store.client.server._values.put_command('v', b'')
         assert [store.put('v', {}, {}), store.put('v', {}, {})] == [1, 2]
-        session = store.client.server._connection.call('look', lambda session: session)
+        session = store.client.server.connection.call('look', lambda session: session)
         token, newest, _, payload, *rest = older.arguments
         assert session.run('put', older.keys, token, newest, 1, payload, *rest)[:3] == [0, 2, 2]
         store.clear()
@@ -754,7 +755,7 @@ def test_late_put_replaces_no_newer_version_of_its_writer(redis_server, monkeypa
         )
         for number in (1, 2):
             version = put(number)
-        session = store.client.server._connection.call('look', lambda session: session)
+        session = store.client.server.connection.call('look', lambda session: session)
         assert session.run(late.script, late.keys, *late.arguments)[:3] == [1, version, version - 1]
         assert (store.get('v').version, store.get('v').header) == (version, {'number': 2})
         assert put(3) == version + 1

@@ -20,12 +20,15 @@ class Losses:
     Arguments:
         - grace_s (:obj:`float`): Seconds that writers have in a new epoch to send entries again.
         - heads (:obj:`Mapping`): ``heads`` of the previous reader of this name, or empty.
+    Attributes:
+        - looked_at (:obj:`float`): Time of the last look, by the monotonic clock.
+        - deadline (:obj:`float`): Until then, writers may send entries again that a server lost.
     """
 
     def __init__(self, grace_s: float, heads: Mapping[str, Any]) -> None:
         self.count = 0
         self._grace_s = grace_s
-        self._looked_at = -LOOK_EVERY_S
+        self.looked_at = -LOOK_EVERY_S
         self._epoch: str = heads.get('epoch', '')
         # writer -> its last sequence in the stream at the last look, and the number of that entry
         self._heads: Dict[str, int] = dict(heads.get('heads', {}))
@@ -33,7 +36,7 @@ class Losses:
         self._passed: Dict[str, int] = {}  # writer -> sequence that the cursor has passed, read or not
         # writer -> the sequence that it must send again, at least
         self._awaited: Dict[str, int] = dict(heads.get('awaited', {}))
-        self._deadline = time.monotonic() + grace_s
+        self.deadline = time.monotonic() + grace_s
         self._written_off: Dict[str, int] = {}  # writer -> sequence up to which entries were counted as lost
         # Entries whose sequences will be missing later and must not count again: a missing number showed them already.
         self._excused = 0
@@ -63,11 +66,11 @@ class Losses:
         return writer in self._awaited
 
     def is_time_to_look(self) -> bool:
-        return time.monotonic() - self._looked_at >= LOOK_EVERY_S
+        return time.monotonic() - self.looked_at >= LOOK_EVERY_S
 
     def look(self, stream: Optional[StreamInfo], cursor: EntryId, marks: Mapping[str, int]) -> None:
         """Note the heads of ``stream``, and which entries its writers must send again."""
-        self._looked_at = time.monotonic()
+        self.looked_at = time.monotonic()
         # There may be no writer left whose entries would show the new epoch.
         self.begin_epoch(stream.epoch if stream else '', cursor, marks)
         if stream is not None:
@@ -112,7 +115,7 @@ class Losses:
         if unseen:
             # A writer that was awaited already may have sent a part of its entries again before the server lost it.
             self._awaited = _highest(self._awaited, unseen)
-            self._deadline = time.monotonic() + self._grace_s
+            self.deadline = time.monotonic() + self._grace_s
         for one in lost:
             self._numbers.pop(one, None)  # By now, other entries have these numbers.
 
@@ -139,7 +142,7 @@ class Losses:
         if not self._awaited:
             return
         self._awaited = {writer: upto for writer, upto in self._awaited.items() if marks.get(writer, 0) < upto}
-        if time.monotonic() >= self._deadline:
+        if time.monotonic() >= self.deadline:
             for writer, upto in self._awaited.items():
                 counted = self._written_off.get(writer, 0)
                 self.count += max(0, upto - max(self._known(writer, marks), counted))

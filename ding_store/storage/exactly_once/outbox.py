@@ -90,6 +90,8 @@ class Outbox:
           lost.
         - backfill (:obj:`Optional[Callable]`): Sends a payload in one round trip. Needed if payloads have references.
         - start (:obj:`int`): The sequence before that of the first entry.
+    Attributes:
+        - send_request (:obj:`Callable`): As given. A test may replace it by one that fails.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class Outbox:
         self.host = ''
         self.freed = 0  # the stream's counter of freed entries, by the last reply
         self.admission = 0  # number of this writer's admission to the stream; 0: none
-        self._send_request = send_request
+        self.send_request = send_request
         self._backfill = backfill
         self._ends: Ends = (0, 0)  # when the current epoch began
         #: The epoch that this writer appends to, and the counts when it began.
@@ -222,7 +224,7 @@ class Outbox:
 
     def check(self) -> None:
         """Request the stream's state. Entries that the server lost are queued again, and acked ones are released."""
-        self._apply_reply(self._send_request(self._request_of(None)))
+        self._apply_reply(self.send_request(self._request_of(None)))
 
     def let_all_go(self) -> None:
         """Release all entries that the server had accepted, because the stream was deleted."""
@@ -252,7 +254,7 @@ class Outbox:
         request = self._request_of(item)
         item.is_referenced |= request.transport != WIRE
         try:
-            reply = self._send_request(request)
+            reply = self.send_request(request)
         except StoreError as e:
             if e.has_no_effect:
                 item.uncertain = lost_before
@@ -274,7 +276,7 @@ class Outbox:
         is_away = isinstance(error, StoreUnavailable) and not isinstance(error, StoreDenied)
         if not is_away and not isinstance(error, StoreClosed):
             with suppress(StoreError):
-                return self._send_request(self._request_of(None))
+                return self.send_request(self._request_of(None))
         return None
 
     def _request_of(self, item: Optional[Item]) -> AppendRequest:

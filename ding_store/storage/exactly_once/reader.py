@@ -66,6 +66,7 @@ class Reader:
           this reader, or the committed ``heads``, had seen. A reader looks once a second.
         - num_duplicates (:obj:`int`): Entries that came again and were skipped.
         - num_corrupt (:obj:`int`): Entries skipped because of ``on_corrupt='skip'``.
+        - losses (:obj:`Losses`): What ``num_lost`` is counted from.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class Reader:
         self.copied = copied
         self.num_duplicates = 0
         self.num_corrupt = 0
-        self._losses = Losses(loss_grace_s, heads or {})
+        self.losses = Losses(loss_grace_s, heads or {})
         self._lock = threading.Lock()
         self._marks = dict(marks or {})  # in the order in which the writers were last read
         #: Writers that the server has, as far as this reader has seen in this epoch.
@@ -125,12 +126,12 @@ class Reader:
             - heads (:obj:`Dict[str, Any]`): JSON-able.
         """
         with self._lock:
-            heads = self._losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
+            heads = self.losses.heads(self._cursor, self._marks, self._marks if marks is None else marks)
             return {**heads, 'num_lost_sight': self._max_writers_at_loss}
 
     @property
     def num_lost(self) -> int:
-        return self._losses.count
+        return self.losses.count
 
     @property
     def cursor(self) -> EntryId:
@@ -158,7 +159,7 @@ class Reader:
             self._know(entries[0].id.epoch)
         with self._lock:
             new = self._take(entries) if entries else []
-            self._losses.count_overdue(self._marks)
+            self.losses.count_overdue(self._marks)
             self._drop_departed()
             self._report(self.num_lost - lost, self.num_duplicates - duplicates)
         if entries and self._outstanding is None:
@@ -238,10 +239,10 @@ class Reader:
 
     def _look_around(self) -> None:
         """Note the last sequence of each writer, once a second: only losses of noted entries can be counted."""
-        if self._losses.is_time_to_look():
+        if self.losses.is_time_to_look():
             stream = self._seen = self.store.stream_info(self.stream)
             with self._lock:
-                self._losses.look(stream, self._cursor, self._marks)
+                self.losses.look(stream, self._cursor, self._marks)
             is_known = stream is None or stream.epoch != self._cursor.epoch or self.name in stream.readers
             if not is_known and not self._has_left:
                 self._come_back()
@@ -254,13 +255,13 @@ class Reader:
         self._here = set(stream.writers)
         carried = [writer for writer in self._marks if writer not in self._here]
         for writer in carried[: max(0, len(carried) - MAX_CARRIED - self._max_writers_at_loss)]:
-            if not self._losses.is_awaited(writer):
+            if not self.losses.is_awaited(writer):
                 self._drop(writer)
 
     def _drop(self, writer: str) -> None:
         self._marks.pop(writer, None)
         self._past.pop(writer, None)
-        self._losses.forget(writer)
+        self.losses.forget(writer)
 
     def _come_back(self) -> None:
         """Register again after another process removed this reader: acks of an unregistered reader make no room."""
@@ -273,7 +274,7 @@ class Reader:
         self._follow(entries[0].id)
         self._warned_corrupt = False
         for one, following in zip(entries, entries[1:]):  # entries between them were dropped during the read
-            self._losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
+            self.losses.drop(max(0, following.id.number - max(one.id.number, self._acked) - 1))
         new = [one for one in entries if self._is_new(one) and not self._is_lost(one)]
         self._here.update(one.writer for one in entries)
         self._cursor = entries[-1].id
@@ -306,7 +307,7 @@ class Reader:
             if error.writer and error.sequence == self._marks.get(error.writer, 0) + 1:
                 self._marks[error.writer] = error.sequence
             else:
-                self._losses.excuse()  # The sequence may be corrupt, but one sequence will be missing.
+                self.losses.excuse()  # The sequence may be corrupt, but one sequence will be missing.
         self._say_corrupt(error)
 
     def _say_corrupt(self, error: CorruptPayload) -> None:
@@ -317,9 +318,9 @@ class Reader:
     def _follow(self, first: EntryId) -> None:
         """Count the entries between the cursor and the first one read: numbers are dense, so these were dropped."""
         if first.epoch == self._cursor.epoch:
-            self._losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
+            self.losses.drop(max(0, first.number - max(self._cursor.number, self._acked) - 1))
         else:
-            self._losses.begin_epoch(first.epoch, self._cursor, self._marks)
+            self.losses.begin_epoch(first.epoch, self._cursor, self._marks)
             self._max_writers_at_loss = max(self._max_writers_at_loss, len(self._here))
             self._here = set()
 
@@ -340,13 +341,13 @@ class Reader:
         # Without marks, a previous reader of this name may have acked entries up to ``_had_before``. Sequences that are
         # missing directly behind one of these may be acked ones, so they do not count as lost.
         is_owed = seen is None or seen > self._had_before.get(writer, 0)
-        self._losses.miss(writer, seen, sequence, is_owed)
+        self.losses.miss(writer, seen, sequence, is_owed)
         self._marks.pop(writer, None)  # This moves it to the end.
         self._marks[writer] = sequence
         return True
 
     def _is_lost(self, entry: Entry) -> bool:
-        self._losses.count += entry.is_lost
+        self.losses.count += entry.is_lost
         return entry.is_lost
 
     def _report(self, lost: int, duplicates: int) -> None:

@@ -199,14 +199,14 @@ class Writer:
             )
         deadline = time.monotonic() + (options.max_block_s if timeout_s is None else timeout_s)
         while True:
-            stream_writer = self._stream_writer(stream)
+            stream_writer = self.stream_writer(stream)
             with stream_writer.held(deadline):
                 if not stream_writer.is_dropped:
                     is_new = not stream_writer.outbox.has_written
                     place = self._append(stream_writer, payload, deadline)
                     break
         if is_new and self._is_time_to_forget():
-            self._forget_deleted()
+            self.forget_deleted()
         return place
 
     def check(self, now: bool = False) -> None:
@@ -236,21 +236,21 @@ class Writer:
 
     def ask_for_acks(self, stream: str, wait_s: float) -> None:
         """Release the entries that are acked. Wait up to ``wait_s`` for new acks."""
-        stream_writer = self._stream_writer(stream)
+        stream_writer = self.stream_writer(stream)
         freed = self._wait_for_capacity(stream, stream_writer.outbox.freed, wait_s) if wait_s > 0 else None
         if freed is None or not self._on_freed(stream_writer, freed):
             self.check_stream(stream)
 
     def encoded(self, stream: str, header: Header, arrays: Arrays) -> Payload:
         """Return the payload of an entry for Redis, compressed according to the stream's options."""
-        return self._stream_writer(stream).encoded(header, arrays)
+        return self.stream_writer(stream).encoded(header, arrays)
 
     def options_of(self, stream: str) -> StreamOptions:
-        return self._stream_writer(stream).options
+        return self.stream_writer(stream).options
 
     def host_of(self, stream: str) -> str:
         """Return the host of all readers of a stream, by the server's last reply. '': payloads go through Redis."""
-        return self._stream_writer(stream).outbox.host
+        return self.stream_writer(stream).outbox.host
 
     def transports(self, streams: Iterable[str]) -> Dict[str, int]:
         """Return stream -> number of its transport, by the server's last reply, for streams that had one."""
@@ -357,7 +357,7 @@ class Writer:
     def _is_time_to_forget(self) -> bool:
         return len(self._stream_writers) > self._max_streams or time.monotonic() - self._forgot_at > FORGET_EVERY_S
 
-    def _forget_deleted(self) -> None:
+    def forget_deleted(self) -> None:
         """Drop the state of streams that others deleted. It follows an append, so it must not raise."""
         self._forgot_at = time.monotonic()
         with suppress(StoreError):
@@ -385,7 +385,8 @@ class Writer:
         """Return whether this writer has state for a stream."""
         return stream in self._stream_writers
 
-    def _stream_writer(self, stream: str) -> StreamWriter:
+    def stream_writer(self, stream: str) -> StreamWriter:
+        """Return the writer of one stream. The first call makes it."""
         with self._stream_writers_lock:
             if stream not in self._stream_writers:
                 start = self._ended.get(stream, self._ended_before)

@@ -45,6 +45,9 @@ class RedisServer(Server):
     Arguments:
         - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
+    Attributes:
+        - connection (:obj:`Connection`): The connection on which every command goes.
+        - keys (:obj:`RunKeys`): The names of the run's keys.
     """
 
     max_payload_bytes = MAX_BYTES
@@ -53,28 +56,28 @@ class RedisServer(Server):
         super().__init__(writer)
         self._run_name = run
         self._directory = directory
-        self._connection = self.availability = Connection(url, directory, options, generation_key(run))
-        self._connection.after_reconnect = self._restore
-        self.address = self._connection.address
+        self.connection = self.availability = Connection(url, directory, options, generation_key(run))
+        self.connection.after_reconnect = self._restore
+        self.address = self.connection.address
         self.patience_s = max(PATIENCE_S, 1.5 * options.reconnect_timeout_s)
         self.keeps_data = directory is not None  # in its append-only file
         self.min_replicas = options.min_replicas
-        self._keys = RunKeys(self._connection, run)
-        self._appends = RedisAppends(self._connection, self._keys, writer)
-        self._parts = Parts(self._connection)
-        self._entries = RedisEntries(self._connection, self._keys, self._parts)
-        self._notifications = RedisNotifications(self._connection, self._keys)
-        self._values = RedisValues(self._connection, self._keys, writer, self.versions)
-        self._unanswered = Unanswered(self._connection)
+        self.keys = RunKeys(self.connection, run)
+        self._appends = RedisAppends(self.connection, self.keys, writer)
+        self._parts = Parts(self.connection)
+        self._entries = RedisEntries(self.connection, self.keys, self._parts)
+        self._notifications = RedisNotifications(self.connection, self.keys)
+        self._values = RedisValues(self.connection, self.keys, writer, self.versions)
+        self._unanswered = Unanswered(self.connection)
 
     def connect(self) -> None:
         """Connect now, within ``connect_timeout_s``."""
-        self._connection.connect()
-        self.advice = self._connection.advice
+        self.connection.connect()
+        self.advice = self.connection.advice
 
     def _restore(self) -> None:
         """Restore names and entries before the next command: the new server may have lost its memory."""
-        self._keys.doubt_list()
+        self.keys.doubt_list()
         self.after_reconnect()
 
     def append(self, request: AppendRequest) -> AppendReply:
@@ -107,7 +110,7 @@ class RedisServer(Server):
     def register_reader(
         self, stream: str, reader: str, durable: bool = True, start: str = 'oldest', host: str = ''
     ) -> EntryId:
-        self._keys.list_name('stream', stream, again=True)
+        self.keys.list_name('stream', stream, again=True)
         epoch, number, chain = self._run('register', stream, reader, 'd' if durable else 'e', start, host, '')
         return EntryId(epoch.decode(), number).chained(chain.decode())
 
@@ -118,7 +121,7 @@ class RedisServer(Server):
             return
         self._unanswered.send(
             f'ack {stream!r}',
-            lambda session: [self._keys.command(session, 'ack', stream, arguments)],
+            lambda session: [self.keys.command(session, 'ack', stream, arguments)],
             lambda replies: None,
             lambda: self._ack(stream, arguments),
         )
@@ -132,23 +135,23 @@ class RedisServer(Server):
         self._list_value(name, expected_version)
         version, is_first = self._values.put(name, payload, reference, expected_version)
         if is_first:
-            self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
+            self.keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
         return version
 
     def decide(self, name: str, payload: Pieces, expected_version: Optional[int] = None) -> Decided:
         self._list_value(name, expected_version)
         decided, is_first = self._values.decide(name, payload, expected_version, self.min_replicas)
         if is_first:
-            self._keys.list_name('value', name, again=True)
+            self.keys.list_name('value', name, again=True)
         return decided
 
     def _list_value(self, name: str, expected_version: Optional[int]) -> None:
         """Put a value on the list of names, unless it is there: a version to replace was listed when it was put."""
         if not expected_version:
-            self._keys.list_name('value', name)
+            self.keys.list_name('value', name)
 
     def generation(self, name: str) -> str:
-        return self._connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
+        return self.connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
         found = self._values.newest(name, newer_than, or_filled)
@@ -174,14 +177,14 @@ class RedisServer(Server):
         return self._values.wait_for_requests(known, max(1, _ms(timeout_s)))
 
     def add(self, counter: str, amount: int) -> int:
-        keys = [self._keys.counters]
+        keys = [self.keys.counters]
         what = f'add to {counter!r}'
-        return int(self._connection.call(what, lambda session: session.run('add', keys, counter, amount)))
+        return int(self.connection.call(what, lambda session: session.run('add', keys, counter, amount)))
 
     def delete(self, name: str) -> bool:
         existed = bool(self._run('delete', name))
         values = self._values.delete(name)
-        numbers = self._connection.call(f'delete {name!r}', lambda session: self._keys.delist(session, name))
+        numbers = self.connection.call(f'delete {name!r}', lambda session: self.keys.delist(session, name))
         return bool(existed or values or numbers)
 
     def info(self) -> StoreInfo:
@@ -190,10 +193,10 @@ class RedisServer(Server):
             server, counters = session.generation.server, read_counters(session, self._run_name)
             return StoreInfo(self.address, self._run_name, server, streams, values, counters)
 
-        return self._connection.call('info', read)
+        return self.connection.call('info', read)
 
     def stream_info(self, stream: str) -> Optional[StreamInfo]:
-        return self._connection.call('info', lambda session: read_stream(session, self._run_name, stream))
+        return self.connection.call('info', lambda session: read_stream(session, self._run_name, stream))
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """
@@ -205,7 +208,7 @@ class RedisServer(Server):
             f'advance {reader!r} in {stream!r}',
             name,
             encode_pieces(header, {}),
-            lambda session: [self._keys.command(session, 'ack', stream, acked)],
+            lambda session: [self.keys.command(session, 'ack', stream, acked)],
             lambda: self._ack(stream, acked),
             lambda: self.ack(stream, reader, entry_id),
         )
@@ -237,7 +240,7 @@ class RedisServer(Server):
             first_and_wait()
             self.put(name, payload)
             return
-        self._keys.list_name('value', name)
+        self.keys.list_name('value', name)
 
         def commands(session: ServerSession) -> List[Command]:
             return [*first(session), self._values.put_command(name, payload.sealed())]
@@ -247,7 +250,7 @@ class RedisServer(Server):
             if not is_published:
                 self.put(name, payload)
             elif is_first:
-                self._keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
+                self.keys.list_name('value', name, again=True)  # A server that lost its memory lost the list as well.
 
         def again() -> None:
             first_again()
@@ -263,24 +266,24 @@ class RedisServer(Server):
 
     def close(self) -> None:
         self._unanswered.close()
-        self._connection.close()
+        self.connection.close()
 
     def retire(self, names: Set[str]) -> None:
         if self._directory is None:
-            self._connection.call('retire', lambda session: self._keys.delete(session, names))
+            self.connection.call('retire', lambda session: self.keys.delete(session, names))
             return
         from ding_store.storage.embedded.private_server import mark_finished  # Only embedded servers need this.
 
-        self._connection.end()
-        mark_finished(self._directory, min(30.0, max(1.0, self._connection.reconnect_timeout_s)))
+        self.connection.end()
+        mark_finished(self._directory, min(30.0, max(1.0, self.connection.reconnect_timeout_s)))
 
     def _ack(self, stream: str, arguments: Tuple[str, str, int, str]) -> None:
-        self._connection.call(f'ack {stream!r}', lambda session: self._keys.run(session, 'ack', stream, arguments))
+        self.connection.call(f'ack {stream!r}', lambda session: self.keys.run(session, 'ack', stream, arguments))
 
     def _run(self, script: str, stream: str, *arguments: Any) -> Any:
         self._unanswered.flush()
         what = f'{script} {stream!r}'
-        return self._connection.call(what, lambda session: self._keys.run(session, script, stream, arguments))
+        return self.connection.call(what, lambda session: self.keys.run(session, script, stream, arguments))
 
 
 def _ms(timeout_s: float) -> int:

@@ -6,6 +6,6 @@ class TestMyStore(StoreTests):
 
 from ding_store.storage.testing.contract import StoreTests
 from ding_store.storage.testing.faulty import FaultyStore
-from ding_store.storage.testing.helpers import WAIT_S, chunk, eventually, found_in, number_of
+from ding_store.storage.testing.helpers import WAIT_S, abandon, chunk, eventually, found_in, number_of
 
-__all__ = ['FaultyStore', 'StoreTests', 'WAIT_S', 'chunk', 'eventually', 'found_in', 'number_of']
+__all__ = ['FaultyStore', 'StoreTests', 'WAIT_S', 'abandon', 'chunk', 'eventually', 'found_in', 'number_of']

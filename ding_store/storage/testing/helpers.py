@@ -27,6 +27,11 @@ def number_of(entry: Entry) -> int:
     return int(x[0])
 
 
+def abandon(store: Store) -> None:
+    """Forget the unacked entries of a store, as if its process was killed. It may still be closed."""
+    store.client.own_writer._stream_writers.clear()
+
+
 def found_in(store: Store) -> Optional[Tuple[Header, int]]:
     """Return header and version of the value 'news', or None."""
     value = store.get('news')
