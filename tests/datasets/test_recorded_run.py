@@ -20,7 +20,7 @@ def test_run_with_a_killed_recorder_is_recorded_exactly_once(tmp_path):
             """The recorder that has recorded rows, if there is one."""
             if not (tmp_path / '.ding_store' / 'rec').is_dir() or 'train iters' not in run.text:
                 return None
-            members = [each for each in status(tmp_path, '--run', 'rec')['members'] if each['role'] == 'recorder']
+            members = [each for each in status(tmp_path, 'rec')['members'] if each['role'] == 'recorder']
             return next((each for each in members if each['figures'].get('rows') and each['state'] == 'alive'), None)
 
         killed = run.wait_for(recorder, 'rows of the recorder')

@@ -34,7 +34,7 @@ def test_evaluator_killed_after_the_end_does_not_fail_the_run(tmp_path, role, ru
         session = SimpleNamespace(store=store, finished=True, finish=lambda *args, **kwargs: None)
         job = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[process])
         job._hurry(time.monotonic() - LEAVE_S - 1)
-        assert job._reap(process, session) is None
+        assert job._reap(process, session) == []
     assert (job.failed is not None) == fails
     assert ('was not done 10 s after the end' in said[0]) == (not fails)
 

@@ -135,7 +135,7 @@ def test_roles_are_parsed():
     [
         ('lerner=1,collector=1', "did you mean 'learner'"),
         ('learner=1', 'collector must be between'),
-        ('learner=2,collector=1', 'learner must be between'),
+        ('learner=0,collector=1', 'learner must be between'),
         ('learner=one,collector=1', 'should read like'),
     ],
 )

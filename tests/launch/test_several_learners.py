@@ -25,7 +25,7 @@ def several(cwd, *options, iterations=60):
 def learners(cwd):
     if running(Path(cwd, '.ding_store', 'r')) is None:
         return {}
-    found = [each for each in status(cwd, '--run', 'r')['members'] if each['role'] == 'learner']
+    found = [each for each in status(cwd, 'r')['members'] if each['role'] == 'learner']
     return {each['figures']['rank']: each for each in found if each['state'] == 'alive' and 'rank' in each['figures']}
 
 

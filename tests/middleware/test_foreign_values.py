@@ -107,6 +107,7 @@ def test_foreign_progress_is_passed_over_by_name(store, foreign, caplog):
     session = SimpleNamespace(store=store, figures=lambda **_: None)
     exchanger, ctx = FollowerExchanger.__new__(FollowerExchanger), OnlineRLContext()
     exchanger._session, exchanger._version, exchanger._last_eval_iter = session, 0, None
+    exchanger._progress = PROGRESS
     backpressure = Backpressure(store, max_lead=1)
     backpressure.appended(EntryId('a', 5))
     good = {'ingested': ['a', 5], 'train_iter': 7, 'env_step': 8, 'env_episode': 9}

@@ -58,7 +58,7 @@ class Life:
 
     def end(self):
         if self.parts.session.checkpointer is not None:
-            self.parts.session.checkpointer._saver.drain()
+            self.parts.session.checkpointer.saver.drain()
         self.buffer.close()
 
 

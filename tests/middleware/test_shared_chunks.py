@@ -445,7 +445,7 @@ def test_share_frames_of_the_config_holds_for_chunks(store, share_frames, monkey
     session = SimpleNamespace(store=store, config=config, figures=lambda **figures: None)
     monkeypatch.setattr('ding_store.middleware.exchanger.Exchanger.__init__', _init)
     exchanger = CollectorExchanger(session, 0)
-    exchanger._chunks.write([transition(time) for time in range(6)], HEADER)
+    exchanger._chunks[0].write([transition(time) for time in range(6)], HEADER)
     assert ('shared' in store.read(STREAM)[0].header) == (share_frames == 'auto')
 
 
