@@ -192,7 +192,8 @@ def test_full_disk_is_logged_once_each_time(stuck_server, caplog):
 
 def test_package_reads_no_clock_that_jumps():
     """The time of day is not looked at: neither the server's, nor that of a process but to be told to others."""
-    root, clocks = Path(ding_store.__file__).parent, re.compile(r"\btime\.time\b|\btime_ns\b|\bdatetime\b(?! import timedelta)|call\('TIME'")
+    root = Path(ding_store.__file__).parent
+    clocks = re.compile(r"\btime\.time\b|\btime_ns\b|\bdatetime\b(?! import timedelta)|call\('TIME'")
     files = [path for ending in ('py', 'lua') for path in root.rglob(f'*.{ending}')]
     asking = {str(path.relative_to(root)) for path in files if clocks.search(path.read_text())}
     # When weights were sent, for another host. Dates that users read: of a report, a member, a record or files.
