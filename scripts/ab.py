@@ -10,6 +10,7 @@ in the root of the checkout, with the checkout first on PYTHONPATH. It writes it
 replaces `{json}`. One warm-up per side compiles what numba keeps, and is not counted. Each pair runs both sides. The
 side that runs first alternates. Both commits must have the command.
 
+Interrupted by Ctrl-C or SIGTERM, it prints the pairs that are done.
 A ratio above 1 means that the second commit is faster. The interval is the percentile bootstrap (95 %) of the median of
 the pairs' ratios. "slower" is printed if the upper end of the interval is below 0.95. The exit code is 1 if any figure
 is slower, and 2 if the command fails.
@@ -23,6 +24,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -121,14 +123,20 @@ def main() -> int:
     if not any('{json}' in word for word in given.command):
         parser.error('the command has no {json}: it must write its figures to a file')
     pairs: List[Tuple[Dict[str, float], Dict[str, float]]] = []
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and Ctrl-C keep the pairs that are done
     with checkout(given.first) as first, checkout(given.second) as second:
         for side in (first, second):
             run(given.command, side)
-        for index in range(given.pairs):
-            order = (first, second) if index % 2 == 0 else (second, first)
-            found = {side: run(given.command, side) for side in order}
-            pairs.append((found[first], found[second]))
-            print(f'pair {index + 1} of {given.pairs}', file=sys.stderr, flush=True)
+        try:
+            for index in range(given.pairs):
+                order = (first, second) if index % 2 == 0 else (second, first)
+                found = {side: run(given.command, side) for side in order}
+                pairs.append((found[first], found[second]))
+                print(f'pair {index + 1} of {given.pairs}', file=sys.stderr, flush=True)
+        except KeyboardInterrupt:
+            if not pairs:
+                raise
+            print(f'interrupted after {len(pairs)} of {given.pairs} pairs', file=sys.stderr)
     names = [name for name in pairs[0][0] if re.search(given.figures, name) and ratios_of(name, pairs)]
     if not names:
         print(f'ab.py: no figure matches {given.figures!r}; known are {", ".join(pairs[0][0])}', file=sys.stderr)
