@@ -17,6 +17,7 @@ from needs import IS_LONG
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace
 from ding_store.storage.shared_memory.mapped_files import ALIGN, PAGE, is_claimed
 from ding_store.storage.shared_memory.ring import COMMITTED, RESERVED, RingReader, RingWriter, read_note
+from ding_store.storage.testing import eventually
 
 WAIT_S = 60.0
 
@@ -162,7 +163,10 @@ def killed_at_random(path, kind, times):
     for time_of_death in (random.uniform(0.005, 0.03) for _ in range(times)):
         ring = kind(path, LENGTH * NUM)
         with child(lambda ring=ring: write_on(ring)) as pid:
-            reader, deadline = RingReader(path), time.monotonic() + time_of_death
+            reader = RingReader(path)
+            # A fork of a large process takes longer than the writer's whole life.
+            eventually(lambda reader=reader: reader.committed > 0, 'the writer begins')
+            deadline = time.monotonic() + time_of_death
             while time.monotonic() < deadline:
                 # The oldest there may be: the writer is at its heels.
                 accepted = copy_of(reader, max(0, reader.committed // LENGTH - random.randint(1, NUM)), out)

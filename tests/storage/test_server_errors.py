@@ -222,7 +222,7 @@ def test_server_that_loads_its_data_is_waited_out(redis_binary):
     with RedisServer(redis_binary, *slow) as server, RedisStore(server.url, 'run') as store:
         store.append(STREAM, {}, chunk(0))
         with server.client() as client, client.pipeline(transaction=False) as pipe:
-            for number in range(3000):
+            for number in range(6000):
                 pipe.set('key', number)
             pipe.execute()
         server.kill()
