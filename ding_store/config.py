@@ -483,12 +483,12 @@ def enable(main_config: Any, create_config: Any) -> bool:
     """
     block = main_config.get('store')
     config = StoreConfig.from_block(block)
-    # Not config.checkpoint, which `ding-store run --checkpoint` sets too: a task pipeline may import this config.
+    # Not config.checkpoint and the like, which `ding-store run` sets too: a task pipeline may import this config.
     if config.enable and (block or {}).get('checkpoint'):
         raise ConfigError(f'store.checkpoint {NOT_SERIAL}')
-    if config.enable and config.record is not None:
-        raise ConfigError(f'store.record ({config.record!r}) is for task pipelines with roles. Remove it.')
-    # Nor config.replay_growth, which `ding-store run --set` sets too.
+    record = (block or {}).get('record')
+    if config.enable and record:
+        raise ConfigError(f'store.record ({record!r}) is for task pipelines with roles. Remove it.')
     if config.enable and (block or {}).get('replay_growth'):
         raise ConfigError(f'store.replay_growth {GROWS_NOT_IN_SERIAL}')
     if config.enable:

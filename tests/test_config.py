@@ -168,3 +168,12 @@ def test_password_in_a_config_is_refused(monkeypatch):
     assert 's3cret' not in str(error.value)
     monkeypatch.setenv(ENV_URL, 'redis://:s3cret@host')
     assert StoreConfig.from_block({}).url == 'redis://:s3cret@host'
+
+
+def test_record_of_the_command_line_leaves_an_imported_config_alone(monkeypatch):
+    """A task pipeline may import a config that calls ``enable``. Only a block that sets the key itself is wrong."""
+    easydict = pytest.importorskip('easydict')
+    monkeypatch.setenv('DING_STORE_SETTINGS', "{'record': 'set'}")
+    assert enable(easydict.EasyDict(store=dict(enable=True)), easydict.EasyDict(replay_buffer={}))
+    with pytest.raises(ConfigError, match='for task pipelines with roles'):
+        enable(easydict.EasyDict(store=dict(enable=True, record='set')), easydict.EasyDict(replay_buffer={}))
