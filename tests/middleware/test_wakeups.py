@@ -1,7 +1,7 @@
 """A collector that waits is woken by the progress that permits its next chunk, and by no earlier one.
 
 A model: collectors, a learner, and a server that may lose its memory or its newest changes. Where nothing was lost, a
-progress wakes exactly those who may go on. Whatever was lost, a collector's next look finds that it may go on.
+progress wakes exactly the collectors that may go on. Whatever was lost, a collector finds that at its next look.
 """
 
 import itertools

@@ -136,7 +136,7 @@ def test_close_without_a_server_does_not_wait_for_an_advance(unheard, caplog, is
             unheard.flush()
     unheard.close()
     assert "closed before advance 'r' in 's' was done" in caplog.text
-    assert unheard.client.server.connection._opener is None, 'nor is it brought back for who has left'
+    assert unheard.client.server.connection._opener is None, 'nor is it started again for a store that has left'
 
 
 @pytest.mark.parametrize('is_appending', [False, True])

@@ -134,7 +134,7 @@ def test_close_does_not_wait_for_an_absent_server(forgetful_server, caplog):
     with pytest.raises(StoreUnavailable):
         store.append(STREAM, {}, chunk(1))
     store.close()
-    assert store.client.server.connection._opener is None, 'nor is it brought back for who has left'
+    assert store.client.server.connection._opener is None, 'nor is it started again for a store that has left'
     assert "closed with 1 entries of 'experience' not sent" in caplog.text
 
 

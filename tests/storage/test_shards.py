@@ -1,4 +1,4 @@
-"""A run on two servers: where each name is, who may use it, and what goes on while one of them is away."""
+"""A run on two servers: where each name is, which processes may use it, and what goes on while one of them is away."""
 
 import contextlib
 import itertools
