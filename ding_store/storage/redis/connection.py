@@ -93,7 +93,7 @@ class Connection(Availability):
         self._generation_key = generation_key
         self.advice = ''  # see ``Server.advice``
         self._last_run_id = ''  # of the session before
-        self._lost: Optional[Exception] = None  # why the session before was lost, if that is not logged yet
+        self._lost: Optional[redis.RedisError] = None  # why the session before was lost, if that is not logged yet
         #: Called once after each reconnect, by the next call that may block: the server may have lost its memory.
         self.after_reconnect: Callable[[], None] = lambda: None
         self._num_restored = 0  # value of ``num_sessions`` at the last ``after_reconnect``
@@ -382,7 +382,7 @@ class Connection(Availability):
         socket = ensure_server(self._directory, self._options.grace_s, _left_s(until))
         return f'unix://{quote(socket)}', num_ends(self._directory)
 
-    def _drop(self, session: Optional[ServerSession], error: Exception) -> None:
+    def _drop(self, session: Optional[ServerSession], error: redis.RedisError) -> None:
         self._check_open(error)
         if session is None:
             return
@@ -406,8 +406,9 @@ class Connection(Availability):
         """Log why the connection was lost. Services close idle ones, which is harmless while the server is the same."""
         error, self._lost = self._lost, None
         if error is not None:
-            level = logging.INFO if is_harmless or self._is_over else logging.WARNING
-            logger.log(level, 'lost the connection to %s: %s', self.address, error)
+            has_moved = code_of(error) == 'MOVED'
+            level = logging.INFO if is_harmless or has_moved or self._is_over else logging.WARNING
+            logger.log(level, 'lost the connection to %s: %s', self.address, text_of(error))
 
     def _note_success(self, what: str) -> None:
         self._away_since = 0.0

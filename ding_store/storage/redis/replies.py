@@ -144,8 +144,10 @@ def code_of(error: redis.RedisError) -> str:
 
 
 def text_of(error: redis.RedisError) -> str:
-    """Return the server's text without the prefixes of redis-py and scripts."""
-    return _AROUND.sub('', str(error), count=1)
+    """Return the server's text without the prefixes of redis-py and scripts, and with the code of a redirection."""
+    text = _AROUND.sub('', str(error), count=1)
+    is_redirected = isinstance(error, redis.exceptions.AskError)  # redis-py takes the code off
+    return f'{code_of(error)} {text}' if is_redirected else text
 
 
 def meaning_of(error: redis.RedisError) -> Reply:
