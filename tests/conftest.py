@@ -103,8 +103,8 @@ def redis_server(redis_binary: str) -> Iterator[RedisServer]:
 
 @pytest.fixture(scope='session')
 def redis_cluster(redis_binary: str) -> Iterator[RedisCluster]:
-    """Three primaries for all tests that do not harm them, or bring back what they take away."""
-    with RedisCluster(redis_binary) as cluster:
+    """Three primaries, and a replica of the first, for all tests: each brings back what it takes away."""
+    with RedisCluster(redis_binary, num_replicas=1) as cluster:
         yield cluster
 
 

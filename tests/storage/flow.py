@@ -17,8 +17,8 @@ class Flow:
     A writer and a reader in threads of their own. All that was appended is read, once and in order, or its block fails.
     """
 
-    def __init__(self, url, run, **options):
-        self._url, self._run, self._options = url, run, options
+    def __init__(self, url, run, stream=STREAM, **options):
+        self._url, self._run, self._stream, self._options = url, run, stream, options
         self.appended, self.read = [], []
         self._is_over, self._has_all = threading.Event(), threading.Event()
 
@@ -27,7 +27,7 @@ class Flow:
             pool = stack.enter_context(ThreadPoolExecutor(2))  # It ends last: closed stores end its calls.
             stack.callback(self._has_all.set)
             writer, learner = (stack.enter_context(open_store(self._url, self._run, **self._options)) for _ in range(2))
-            self._reader = Reader(learner, STREAM, 'learner')
+            self._reader = Reader(learner, self._stream, 'learner')
             self._work = [pool.submit(self._append, writer), pool.submit(self._ingest)]
             self.go_on()
             self._stack = stack.pop_all()
@@ -38,7 +38,7 @@ class Flow:
             if self._is_over.is_set():
                 return
             # Some in parts, some in one piece.
-            store.append(STREAM, {}, chunk(number, 30_000 if number % 20 == 0 else 100))
+            store.append(self._stream, {}, chunk(number, 30_000 if number % 20 == 0 else 100))
             self.appended.append(number)
 
     def _ingest(self):
