@@ -154,11 +154,13 @@ class Group:
     def find_primary(self) -> str:
         """
         Overview:
-            Return the URL of the node that has the slot now.
+            Return the URL of the node that has the slot. The first call does not ask the nodes again if another group
+            has asked: a node that no longer has the slot says so.
         Raises:
             - redis.RedisError: No node replies, or the slot has no node.
         """
-        node = self.node_in(self._nodes.find())
+        node = self.node_in(self._nodes.ranges) if not self.server_url else None
+        node = node or self.node_in(self._nodes.find())
         if node is None:
             raise redis.ConnectionError(f'no node has slot {self.slot}')
         url = self._nodes.url.node_url(node)
