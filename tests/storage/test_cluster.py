@@ -11,12 +11,16 @@ from redis_cluster import PASSWORD, free_port, wait_until
 from redis_server import RedisServer
 
 from ding_store import errors
+from ding_store.doctor.cluster_checks import check_cluster
+from ding_store.doctor.finding import OK, WARN
+from ding_store.doctor.redis_checks import check_servers
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis import parts
 from ding_store.storage.redis.groups import NUM_GROUPS, NUM_SLOTS, ClusterNodes, Group, slot_of, tag_of
 from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+from ding_store.storage.urls import ClusterUrl, address_of, check_url
 
 _RUNS = (f'cluster-{number}' for number in itertools.count())
 #: Streams whose slots are on the first, the second and the third primary of a cluster with equal ranges.
@@ -132,6 +136,31 @@ def test_each_search_begins_with_another_node(monkeypatch):
     for _ in range(4):
         group.find_primary()
     assert asked[:4] == ['a:1', 'b:2', '[::1]:6379', '[::2]:3']
+
+
+def test_url_names_some_nodes():
+    url = 'rediss+cluster://u:p%40@[::1]:5,b?ssl_ca_certs=f'
+    check_url(url)
+    assert ClusterUrl.parse(url).hosts == ('[::1]:5', 'b:6379')
+    assert ClusterUrl.parse(url).node_url('c:7') == 'rediss://u:p%40@c:7?ssl_ca_certs=f'
+    assert address_of(url) == 'rediss+cluster://[::1]:5,b'
+
+
+def test_doctor_shows_the_nodes_and_what_a_failover_needs(cluster):
+    found = {finding.name: finding for finding in check_servers(cluster.url())}
+    assert found['store'].status == OK
+    assert (found['cluster'].status, found['cluster'].found) == (
+        OK,
+        '4 of 4 nodes reply, 3 primaries, 16,384 of 16,384 slots',
+    )
+    replica = cluster.replica()
+    assert f'replica {replica.address}, 0 bytes behind' in found['replicas'].found
+    assert found['replicas'].found.count('no replica') == 2
+    assert found['replicas'].fix.startswith('start a replica of each primary')
+    replica.kill()
+    nodes = next(finding for finding in check_cluster(cluster.url()) if finding.name == 'cluster')
+    assert nodes.status == WARN
+    assert f'3 of 4 nodes reply, 3 primaries, 16,384 of 16,384 slots; {replica.address}: ' in nodes.found
 
 
 # --- slots that move

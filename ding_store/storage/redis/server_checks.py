@@ -118,7 +118,7 @@ class ServerGeneration:
 
     def _greet(self, connection: Any) -> None:
         connection.on_connect()
-        facts = _facts(_ask(connection, 'INFO'))
+        facts = facts_of(_ask(connection, 'INFO'))
         server = examine(facts, self._address, self._in_cluster)
         run_id = '' if self._in_key else facts.get('run_id', '')
         if not re.fullmatch('[0-9a-f]{40}', run_id):
@@ -143,7 +143,8 @@ def _ask(connection: Any, *command: Any) -> Any:
     return connection.read_response()
 
 
-def _facts(reply: Any) -> Dict[str, str]:
+def facts_of(reply: Any) -> Dict[str, str]:
+    """Return the fields of a reply to INFO."""
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
     lines = (line.partition(':') for line in text.splitlines() if ':' in line)
     return {name: fact for name, _, fact in lines}
