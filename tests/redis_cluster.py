@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 HOWTO = Path(__file__).resolve().parents[1] / 'docs' / 'howto'
-PASSWORD = 'CHANGE-ME'
+PASSWORD, REPLICA_PASSWORD = 'CHANGE-ME', 'REPLICA-PASSWORD'
 NUM_SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
 WAIT_S = 60.0
@@ -230,6 +230,12 @@ class RedisCluster:
     def replica(self) -> Node:
         """Return the replica, or one of several."""
         return next(one for one in self.nodes if one.client.info('replication')['role'] == 'slave')
+
+    def replica_of(self, primary: Node) -> Node:
+        """Return the replica of a primary, or one of several."""
+        ranges = self.nodes_with_slots()[0].ask('CLUSTER', 'SLOTS')
+        ports = next([one[1] for one in replicas] for _, _, node, *replicas in ranges if node[1] == primary.port)
+        return next(one for one in self.nodes if one.port in ports)
 
     def bring_back(self) -> None:
         """Start the nodes that were killed, and return when all is as it was. Slots that were moved stay there."""

@@ -38,7 +38,7 @@ def judged(chaos, directory, seen, torn=(), was_killed=False, forgotten_at=0.0, 
     reader.poll()
     one = chaos.Chaos.__new__(chaos.Chaos)
     one.directory, one.forgotten_at, one.performed = directory, forgotten_at, {'delete_cache': 1}
-    one.options = SimpleNamespace(servers=1)
+    one.options, one.cluster = SimpleNamespace(servers=1), None
     one.writers = [SimpleNamespace(books=writer, name='writer-0', number=0, was_killed=was_killed)]
     return one.balance(SimpleNamespace(books=reader, name='reader-0', lives=1))
 

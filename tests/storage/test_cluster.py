@@ -116,8 +116,8 @@ def test_one_node_that_replies_is_enough(redis_cluster, run):
 
 def test_opening_connects_once_to_each_node(redis_cluster, run):
     with open_store(redis_cluster.url(), run) as store:
-        opened = [server.connection.num_sessions for server in store.client.server._servers]
-        assert sum(opened) == 3
+        groups = [store.client.server.availability_of(f's/{group}') for group in range(NUM_GROUPS)]
+        assert sum(group.num_sessions for group in groups) == 3
 
 
 def test_each_search_begins_with_another_node(monkeypatch):

@@ -292,7 +292,7 @@ class ShardedDelivery(RedisDelivery):
         return RedisStore(' '.join(reversed(servers)), self.run, max_pending_bytes=LIMIT)
 
     def session_of(self, store):
-        return store.client.server._on(STREAM).connection._session
+        return store.client.server.availability_of(STREAM)._session
 
     @rule()
     def lose_everything_of_the_other(self):
@@ -335,7 +335,7 @@ class ClusterDelivery(RedisDelivery):
 
     def session_of(self, store):
         self.client = self.cluster.node_of(self.slot).client
-        return store.client.server._on(STREAM).connection._session
+        return store.client.server.availability_of(STREAM)._session
 
     def forget_everything(self):
         self.cluster.flush()
