@@ -231,6 +231,10 @@ class RedisCluster:
         """Return the replica, or one of several."""
         return next(one for one in self.nodes if one.client.info('replication')['role'] == 'slave')
 
+    def pair(self) -> List[Node]:
+        """Return the first primary and its replica, whichever of them is the primary now."""
+        return [self.nodes[0], self.nodes[self.num_primaries]]
+
     def replica_of(self, primary: Node) -> Node:
         """Return the replica of a primary, or one of several."""
         ranges = self.nodes_with_slots()[0].ask('CLUSTER', 'SLOTS')
