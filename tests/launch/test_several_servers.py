@@ -54,7 +54,7 @@ def test_job_in_a_cluster_ends_in_order(tmp_path, redis_cluster):
 @pytest.mark.timeout(600)
 def test_cartpole_in_a_cluster_lives_through_a_failover(tmp_path, redis_cluster):
     def num_rows():
-        members = status(tmp_path, '--run', 'r', '--store', redis_cluster.url(user=''))['members']
+        members = status(tmp_path, store=redis_cluster.url(user=''))['members']
         return sum(member['figures'].get('rows', 0) for member in members if member['role'] == 'collector')
 
     redis_cluster.flush()
@@ -88,7 +88,7 @@ def test_cartpole_lives_through_the_death_of_one_server(tmp_path, redis_binary, 
         url = f'{one.url} {other.url}'
 
         def num_rows():
-            members = status(tmp_path, '--run', 'r', '--store', url)['members']
+            members = status(tmp_path, store=url)['members']
             return sum(member['figures'].get('rows', 0) for member in members if member['role'] == 'collector')
 
         arguments = ['run', '--run', 'r', '--store', url, '--roles', ROLES, '--', 'python', MAIN, '--max-env-step', 800]

@@ -308,3 +308,16 @@ def test_cluster_that_is_down_is_waited_for(cluster, run):
         node.start()
         wait_until(cluster.is_whole, 'it is up')
         assert store.add(FIRST, 1) == 2
+
+
+def test_advice_of_all_nodes_is_logged_once(cluster, run, caplog):
+    for node in cluster.nodes:
+        node.client.config_set('maxmemory-policy', 'volatile-lru')
+    try:
+        with open_store(cluster.url(), run) as store:
+            assert len(store.info().values) == 0  # It connects each group.
+            assert caplog.text.count('volatile-lru') == 1
+            assert 'volatile-lru' in store.client.server.advice
+    finally:
+        for node in cluster.nodes:
+            node.client.config_set('maxmemory-policy', 'noeviction')

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import List, Optional, Set
+
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.groups import NUM_GROUPS, ClusterNodes, Group
 from ding_store.storage.redis.server import RedisServer
@@ -26,8 +28,8 @@ class ClusterServer(Router):
 
     def connect(self) -> None:
         """Connect to each node that has a group. Further connections are made with the first commands."""
-        connected = set()
-        advice = []
+        connected: Set[Optional[str]] = set()
+        advice: List[str] = []
         for group, server in zip(self._groups, self._servers):
             if group.node_in(self._nodes.ranges) not in connected:
                 server.connect()

@@ -400,7 +400,8 @@ class Connection(Availability):
         self.num_sessions += 1
         if generation.advice and not self.advice:
             self.advice = generation.advice
-            logger.warning('%s', self.advice)
+            if self._group is None or self._group.is_news(self.advice):
+                logger.warning('%s', self.advice)
 
     def _log_loss(self, is_harmless: bool) -> None:
         """Log why the connection was lost. Services close idle ones, which is harmless while the server is the same."""

@@ -12,7 +12,7 @@ import functools
 import itertools
 import logging
 import threading
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import redis
 
@@ -70,6 +70,7 @@ class ClusterNodes:
         self.failures: Dict[str, str] = {}
         self._hosts = list(self.url.hosts)  # The next one to ask is the first.
         self._lock = threading.Lock()
+        self._advice: FrozenSet[str] = frozenset()
 
     def find(self) -> List[SlotRange]:
         """
@@ -119,7 +120,12 @@ class ClusterNodes:
 
     @property
     def reasons(self) -> str:
-        return ', '.join(f'{host}: {failure}' for host, failure in sorted(self.failures.items()))
+        return ', '.join(f'{host}: {failure}' for host, failure in sorted(self.failures.copy().items()))
+
+    def is_news(self, advice: str) -> bool:
+        """Return True for an advice that no group got before: most nodes give the same."""
+        is_news, self._advice = advice not in self._advice, self._advice | {advice}
+        return is_news
 
     def _note(self, ranges: List[SlotRange]) -> None:
         """Remember the slots and the nodes. Nodes that left are not asked again, except those of the URL."""
@@ -149,6 +155,7 @@ class Group:
         self.slot = slot_of(self.tag)
         self.server_url = ''
         self.guard = (f'ding:{{{self.tag}}}:guard',)
+        self.is_news = nodes.is_news
         self._nodes = nodes
 
     def find_primary(self) -> str:
