@@ -295,6 +295,7 @@ def test_node_without_replica_delays_only_its_names(cluster, run):
         assert [number_of(entry) for entry in store.read(SECOND)] == [0, 1]
 
 
+@pytest.mark.long
 def test_cluster_that_is_down_is_waited_for(cluster, run):
     for node in cluster.nodes:
         node.client.config_set('cluster-require-full-coverage', 'yes')
