@@ -606,7 +606,7 @@ class Chaos:
 
     def plan_fail_over(self) -> None:
         with self.losing() as (_, replica):
-            replica.ask('CLUSTER', 'FAILOVER')
+            RedisCluster.plan_failover(replica)
 
     def lag(self) -> None:
         """Cut a replica off from its primary for a moment, and kill the primary."""

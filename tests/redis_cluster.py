@@ -1,6 +1,7 @@
 """A Redis cluster of real processes, configured as docs/howto/cluster.md says. Its slots can be moved key by key."""
 
 import contextlib
+import math
 import re
 import shutil
 import socket
@@ -19,6 +20,8 @@ PASSWORD, REPLICA_PASSWORD = 'CHANGE-ME', 'REPLICA-PASSWORD'
 NUM_SLOTS = 16384
 NODE_TIMEOUT_MS = 1000
 WAIT_S = 60.0
+#: The nodes give up a planned failover after 5 s.
+ATTEMPT_S = 6.0
 
 
 def config() -> str:
@@ -230,6 +233,22 @@ class RedisCluster:
     def replica(self) -> Node:
         """Return the replica, or one of several."""
         return next(one for one in self.nodes if one.client.info('replication')['role'] == 'slave')
+
+    @staticmethod
+    def plan_failover(replica: Node) -> None:
+        """Make a replica the primary, as before maintenance. On a busy machine the nodes may need a second attempt."""
+        asked_at = -math.inf
+
+        def has_taken_over() -> bool:
+            nonlocal asked_at
+            if replica.client.info('replication')['role'] == 'master':
+                return True
+            if time.monotonic() > asked_at + ATTEMPT_S:
+                asked_at = time.monotonic()
+                replica.ask('CLUSTER', 'FAILOVER')
+            return False
+
+        wait_until(has_taken_over, 'the replica is the primary')
 
     def pair(self) -> List[Node]:
         """Return the first primary and its replica, whichever of them is the primary now."""

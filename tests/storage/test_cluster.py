@@ -270,7 +270,7 @@ def test_killed_primary_is_replaced_by_its_replica(cluster, run):
 def test_planned_failover_loses_nothing(cluster, run):
     with Flow(cluster.url(), run, FIRST) as flow:
         former = cluster.node_of(slot_for(run, FIRST))
-        cluster.replica().ask('CLUSTER', 'FAILOVER')
+        cluster.plan_failover(cluster.replica())
         wait_until(lambda: cluster.node_of(slot_for(run, FIRST)) is not former, 'the replica has the slot')
         flow.go_on()
 
