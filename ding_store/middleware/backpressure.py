@@ -18,7 +18,7 @@ PROGRESS = 'progress'
 #: How often a collector that waits looks at the progress, although no version woke it. The server may have lost it.
 LOOK_EVERY_S = 5.0
 #: The learner puts its coarse progress once per so many entries. A collector that is farther than twice that from its
-#: next chunk waits for the coarse progress first: a put costs the server time for each process that waits for its value.
+#: next chunk waits for the coarse progress first: a put costs the server time for each process that waits for it.
 COARSE = 64
 
 
