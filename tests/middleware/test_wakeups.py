@@ -269,6 +269,40 @@ def test_wakeups_model_finds_versions_that_do_not_follow(monkeypatch):
         machine.learn(4)
 
 
+def test_far_collectors_wait_for_the_coarse_progress_first(monkeypatch):
+    """Each of 40 collectors goes on in its turn. Those that are far from theirs wait for no progress but the coarse one."""
+    monkeypatch.setattr(backpressure_module, 'COARSE', 4)
+    with MemoryStore(memory=Memory()) as store:
+        reader, progress, due, permitted = Reader(store, STREAM, 'learner'), ProgressWriter(), {}, []
+
+        def look(number):
+            if collectors_[number].wait_within_lead(0.0):
+                permitted.append(number)
+                del due[number]
+            else:
+                due[number] = collectors_[number].awaited()
+
+        def learn():
+            (entry,) = reader.read(1)
+            progress.publish(reader, entry.id, {'ingested': list(entry.id)})
+            newest = {name: store.get(name) for name in (PROGRESS, coarse(PROGRESS))}
+            for number, (name, version) in list(due.items()):
+                if newest[name] is not None and newest[name].version >= version:
+                    look(number)
+
+        store.append(STREAM, {}, {})
+        collectors_ = [Backpressure(store, 0) for _ in range(40)]
+        for backpressure in collectors_:
+            backpressure.appended(store.append(STREAM, {}, {}))
+        learn()
+        for number in range(40):
+            look(number)
+        for number in range(40):
+            assert sum(name == PROGRESS for name, _ in due.values()) <= 8 + 4
+            learn()
+            assert permitted == list(range(number + 1))
+
+
 @pytest.mark.parametrize('num_collectors', [3, 12])
 def test_progress_wakes_only_collectors_that_are_due(own_server, num_collectors):
     """Each of these collectors may go on at another progress. So each progress costs one look."""
