@@ -69,7 +69,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'foreign', 'last_checkpoint', 'time_spent'},
         {'history', 'members', 'several_learners'},
         {'waiting'},
-        {'ending'},
+        {'ending', 'node_addresses'},
         {'claim'},
         {'session'},
     ],

@@ -26,7 +26,6 @@ from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
-from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
@@ -37,6 +36,7 @@ from ding_store.run.history import history_of
 from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.run.lease import Lease
 from ding_store.run.members import Members, launch
+from ding_store.run.node_addresses import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
 from ding_store.storage.store import Store

@@ -13,13 +13,14 @@ from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
-from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
+from ding_store.middleware.router import activate, deactivate
 from ding_store.run.claim import claim_role, starting
 from ding_store.run.ending import end_of, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
+from ding_store.run.node_addresses import claim_node_id, new_addresses, peer_addresses, remove_address
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import num_learners_of
 from ding_store.run.waiting import SLICE_S

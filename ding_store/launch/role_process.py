@@ -66,7 +66,7 @@ class Role:
     def run(self) -> int:
         """Run the script until it ends, and return its exit code."""
         from ding_store.hook import install
-        from ding_store.launch.router import activate, deactivate
+        from ding_store.middleware.router import activate, deactivate
 
         log_as(self.title)
         warn_once(self.warnings)
