@@ -36,7 +36,6 @@ class Role:
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
         - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner from 0 on, and of all of them.
             None: there is one learner, or the process is none.
-        - group (:obj:`str`): Name that the learners have which start together.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -53,7 +52,6 @@ class Role:
     is_debugged: bool = False
     rank: Optional[int] = None
     num_learners: int = 1
-    group: str = ''
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -82,7 +80,7 @@ class Role:
                 from ding_store.middleware import learner_ranks
 
                 set_rank(self.rank)
-                learner_ranks.start(self.rank, self.num_learners, self.group)
+                learner_ranks.start(self.rank, self.num_learners)
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()

@@ -42,13 +42,13 @@ COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step')
 _SPLIT = 'split_data_generator'
 
 
-def start(rank: int, num: int, name: str) -> LearnerRank:
+def start(rank: int, num: int) -> LearnerRank:
     """
     Overview:
         Make this process one of several learners. Call it before the script runs: policies that it makes from then on
         belong to the rank.
     """
-    made = LearnerRank(LearnerGroup(rank, num, name))
+    made = LearnerRank(LearnerGroup(rank, num))
     set_own_rank(made)
     make = Policy.__init__
 

@@ -59,7 +59,7 @@ def session(**settings):
 def _run(number, num, keys, end, work, arguments):
     try:
         task.start(async_mode=False)
-        rank = learner_ranks.start(number, num, 'tests')
+        rank = learner_ranks.start(number, num)
         rank.group.connect_through(dist.FileStore(keys, num))
         rank._session = session()
         end.send((True, work(rank, *arguments)))
