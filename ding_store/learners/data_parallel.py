@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from datetime import timedelta
@@ -16,6 +17,7 @@ from ding_store.errors import StoreError, StoreTimeout
 from ding_store.learners.data_parallel_rendezvous import CONNECT_S, HERE, Place, Rendezvous, StoreKeys
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
+from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import best_effort
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ class LearnerGroup:
         self.is_connected = False
         self._group: Any = None
         self._watch: Optional[_Watch] = None
+        self._spent: Optional[TimeSpent] = None
 
     def connect(self, session: RunSession) -> bool:
         """
@@ -59,6 +62,7 @@ class LearnerGroup:
             - ConfigError: The learners are on several hosts, and this one has no address that the others reach.
         """
         session.figures(rank=self.rank, num_learners=self.num)
+        self._spent = session.time_spent
         meeting = Rendezvous(session.store, self.rank, self.num)
         places = session.wait_for(f'the other learners, {self.num} in all', meeting.look)
         if places is None:
@@ -90,10 +94,16 @@ class LearnerGroup:
         return torch.stack(found).numpy()[:, 1:]
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the sum of all learners' tensors, which is equal to the bit on all of them."""
+        """
+        Replace a tensor by the sum of all learners' tensors, which is equal to the bit on all of them. That of a GPU
+        goes through host memory.
+        """
         options = dist.AllreduceOptions()
         options.timeout = _NEVER
-        self._wait(self._group.allreduce([tensor], options))
+        host = tensor.cpu()  # the tensor itself, if it is there
+        self._wait(self._group.allreduce([host], options))
+        if host is not tensor:
+            tensor.copy_(host)
 
     def concatenate(self, array: np.ndarray) -> np.ndarray:
         """Return all learners' arrays in the order of ranks, joined along the first axis. Their lengths may differ."""
@@ -128,6 +138,10 @@ class LearnerGroup:
 
     def _wait(self, work: Any) -> None:
         """Wait until an operation is complete, and look at the run meanwhile."""
+        with contextlib.nullcontext() if self._spent is None else self._spent.measure('wait_ranks'):
+            self._wait_for(work)
+
+    def _wait_for(self, work: Any) -> None:
         pause, look_at = _FIRST_PAUSE_S, time.monotonic() + _LOOK_S
         while not work.is_completed():
             time.sleep(pause)
