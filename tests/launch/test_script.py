@@ -11,6 +11,7 @@ from ding_store import cli
 from ding_store.errors import ConfigError
 from ding_store.hook.install import SITE
 from ding_store.launch.job import parse_delays, parse_roles
+from ding_store.launch.role_process import gpu_of
 from ding_store.launch.user_script import UserScript
 
 
@@ -195,3 +196,11 @@ def test_python_without_this_package_is_left_alone(tmp_path):
     command = [sys.executable, '-S', '-c', 'import sitecustomize']
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b'')
+
+
+@pytest.mark.parametrize(
+    ('rank', 'visible', 'gpu'),
+    [(0, '0,1', '0'), (1, '0,1', '1'), (2, '4, 7', '4'), (1, 'GPU-8a', 'GPU-8a'), (0, '', None)],
+)
+def test_each_rank_has_a_gpu_of_its_host(rank, visible, gpu):
+    assert gpu_of(rank, visible) == gpu
