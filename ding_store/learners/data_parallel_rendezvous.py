@@ -22,7 +22,7 @@ from ding_store.storage.base import Header
 from ding_store.storage.store import Store
 
 #: Time that the learners may take to connect once all of them are there.
-CONNECT_S = 60.0
+CONNECT_S = 120.0
 #: torch's variable for the network interface of gloo's sockets.
 ENV_INTERFACE = 'GLOO_SOCKET_IFNAME'
 _LOOPBACK = '127.0.0.1'

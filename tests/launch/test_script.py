@@ -145,6 +145,18 @@ def test_roles_that_are_invalid_are_refused(text, message):
         parse_roles(text)
 
 
+def test_roles_of_a_run_whose_learners_join():
+    assert parse_roles('learner=0,collector=2', 2) == {'learner': 0, 'collector': 2}
+    assert parse_roles('learner=1,collector=0') == {'learner': 1, 'collector': 0}
+    for text, num, message in (
+        ('learner=3,collector=1', 2, 'learner must be between 0 and 2'),
+        ('learner=1,collector=1', 65, '--learners must be between 1 and 64'),
+        ('learner=0,collector=0', 2, 'starts no process'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_roles(text, num)
+
+
 def test_delays_are_parsed():
     assert parse_delays('learner=1.5') == {'learner': 1.5}
     assert parse_delays('') == {}

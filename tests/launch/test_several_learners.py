@@ -57,6 +57,18 @@ def test_two_learners_share_the_experience_and_end_together(tmp_path):
     assert not list(tmp_path.glob('tiny_dqn_*'))  # rank 1 writes no files
 
 
+@pytest.mark.long
+def test_learners_without_a_ratio_share_the_experience(tmp_path):
+    growth = 'replay_growth={"start": 400, "env_steps": 800}'
+    with job(several(tmp_path, '--set', 'train_ratio=free', '--set', growth, iterations=400), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    rows = table(run.text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
+    assert rows['chunks lost'] == 0
+    ends = [each for each in records(tmp_path / 'trace') if each['event'] == 'end' and each['roles'] == ['learner']]
+    assert len({(each['train_iter'], each['env_step']) for each in ends}) == 1
+
+
 def test_killed_learner_ends_a_run_without_checkpoints(tmp_path):
     with job(several(tmp_path, iterations=10**6), tmp_path) as run:
         found = run.wait_for(lambda: trained(tmp_path), 'two learners that train')
