@@ -101,14 +101,17 @@ def page(text: str, options: argparse.Namespace) -> str:
     command = f'python scripts/several_learners.py --seeds {" ".join(map(str, options.seeds))}'
     return f"""# One and several learners
 
-CartPole DQN through the store with two collectors, until the mean return of an evaluation reaches 195. Each cell has
-the median over the seeds, and in brackets the value of each seed. {options.max_env_step:,} env steps at most.
+CartPole DQN through the store with two collectors, until the mean return of an evaluation reaches 195, or for
+{options.max_env_step:,} env steps. Each cell has the median over the seeds, and in brackets the value of each seed.
+This command makes the page:
 
 ```sh
-{command}
+{command} --page docs/results/several-learners.md
 ```
 
 {text}
+
+`python -m benchmarks learners` measures the speed. See [Train with several learners](../howto/several-learners.md).
 """
 
 
