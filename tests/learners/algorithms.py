@@ -152,7 +152,7 @@ class RowNoise:
         rows = shape[0] * self._num
         bits = torch.Generator().manual_seed(self._number)
         drawn = torch.randn(rows, *shape[1:], generator=bits, dtype=dtype)
-        return drawn[self._rank * shape[0] : (self._rank + 1) * shape[0]]
+        return drawn[self._rank * shape[0] : (self._rank + 1) * shape[0]].to(device)
 
 
 def use_row_noise(rank, num):
