@@ -118,6 +118,13 @@ def _parser() -> argparse.ArgumentParser:
         '--wire', action='store_true', help='measure between two hosts, over TCP, compared with redis-py'
     )
     weights.set_defaults(bench=_bench_weights)
+    learners = kinds.add_parser('learners', help='several learners, beside the same loop on data in memory with gloo')
+    learners.add_argument('--learners', metavar='N,...', default='2', help='numbers of learners (default: %(default)s)')
+    learners.add_argument('--batch', type=int, default=512, help='batch of all learners (default: %(default)s)')
+    learners.add_argument('--updates', type=int, default=300, help='updates of a round (default: %(default)s)')
+    learners.add_argument('--rounds', type=int, default=5, help='rounds to measure (default: %(default)s)')
+    learners.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    learners.set_defaults(bench=_bench_learners)
     parameters = kinds.add_parser(
         'parameters',
         help='one synchronous step of several workers through a parameter server, compared with gloo',
@@ -184,6 +191,12 @@ def _bench_parameters(options: argparse.Namespace) -> int:
     from benchmarks.parameters import main as bench
 
     return bench(options.sizes, options.workers, options.rounds, options.json)
+
+
+def _bench_learners(options: argparse.Namespace) -> int:
+    from benchmarks.learners import main as bench
+
+    return bench(options.learners, options.batch, options.updates, options.rounds, options.json)
 
 
 def _bench_transport(options: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'data': 'Record a run, and inspect, export or import data sets.',
     },
     'clean up': {
+        'reshard': "Distribute a stopped run's experience over other learners.",
         'forget': 'Drop a reader that does not come back.',
         'clean': 'Remove what ended runs left: directories, host caches, sockets.',
     },
@@ -157,6 +158,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_compare(commands, with_options=asked == 'compare')
     _add_forget(commands, environment)
     _add_clean(commands, environment)
+    _add_reshard(commands, environment)
     commands.add_parser('doctor', add_help=False)
     return parser
 
@@ -262,6 +264,12 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
         help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together',
     )
     parser.add_argument(
+        '--learners',
+        metavar='N',
+        type=_count,
+        help='number of all learners, if some join from elsewhere: ding-store join --role learner, or torchrun',
+    )
+    parser.add_argument(
         '--explain',
         action='store_true',
         help='list what is replaced in DI-engine, and what each process uses. Without a command, only the list',
@@ -306,9 +314,19 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
     parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
     parser.add_argument('--wait', action='store_true', help='wait for the run if it has not started')
     parser.add_argument(
+        '--learners', metavar='N', type=_count, help='with --wait: number of learners that the run will have'
+    )
+    parser.add_argument(
         '--node-id', type=_node_id, help="node id (default: a free one that gives the role in DI-engine's examples)"
     )
     parser.add_argument('--explain', action='store_true', help='as for run')
+    parser.add_argument(
+        '--checkpoint',
+        metavar='DIR',
+        nargs='?',
+        const='1',
+        help='as for run: where a learner that joins keeps its replay',
+    )
     parser.set_defaults(call=_join)
 
 
@@ -596,6 +614,30 @@ def _add_forget(commands: argparse._SubParsersAction, environment: Environment) 
     parser.set_defaults(call=_forget)
 
 
+def _add_reshard(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'reshard',
+        "Distribute a stopped run's replay and unread experience over another number of learners. Then\n"
+        'resume it with --roles learner=M. No row is lost. If this command is interrupted, run it again.',
+        'ding-store reshard checkpoints/pong --run pong --learners 4',
+        usage='ding-store reshard CHECKPOINT --learners M [options]',
+    )
+    _add_store_options(parser, environment)
+    parser.add_argument('checkpoint', metavar='CHECKPOINT', help='directory of --checkpoint')
+    parser.add_argument('--learners', metavar='M', type=_count, required=True, help='the new number of learners')
+    parser.add_argument('--replay', metavar='DIR', help='directory of the replay, if the config has buffer_path')
+    parser.set_defaults(call=_reshard)
+
+
+def _reshard(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.reshard import reshard
+
+    checkpoint = options.checkpoint
+    options.checkpoint = None  # it is no setting here
+    return reshard(_config(options), checkpoint, options.learners, options.replay)
+
+
 def _add_clean(commands: argparse._SubParsersAction, environment: Environment) -> None:
     parser = _add_command(
         commands,
@@ -689,8 +731,8 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
             return 0
     if options.roles:
         return _run_roles(options, command)
-    if options.delay or options.logs or options.json or options.cpu_roles or options.debug:
-        raise ConfigError('--delay, --logs, --json, --cpu-roles and --debug go with --roles')
+    if options.delay or options.logs or options.json or options.cpu_roles or options.debug or options.learners:
+        raise ConfigError('--learners, --delay, --logs, --json, --cpu-roles and --debug go with --roles')
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
@@ -719,7 +761,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
-    script, roles, delays = UserScript.parse(command), parse_roles(options.roles), parse_delays(options.delay)
+    script, roles = UserScript.parse(command), parse_roles(options.roles, options.learners)
+    delays = parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
     check_debug(options.debug, roles)
     environment = _environment(options)
@@ -732,7 +775,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     )
     with uses() as used:
         environment = replace(environment, uses=used.path)
-        job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment)
+        job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, options.learners)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step
         if has_begun:
@@ -753,7 +796,8 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
         _explain(command)
     environment = _environment(options)
     config = StoreConfig.from_block({}, environment=environment)
-    code = join(config, environment, options.role, options.node_id, UserScript.parse(command), options.wait)
+    script = UserScript.parse(command)
+    code = join(config, environment, options.role, options.node_id, script, options.wait, options.learners)
     _wait_for_configs()
     return code
 

@@ -187,6 +187,10 @@ class GrowthConfig:
     def __post_init__(self) -> None:
         _check_settings(self, 'store.replay_growth')
 
+    def of_one(self, num_learners: int) -> GrowthConfig:
+        """Return the settings for the replay of one of several learners, which has its part of the elements."""
+        return replace(self, start=-(-self.start // num_learners))
+
     @classmethod
     def from_block(cls, block: Any) -> Optional[GrowthConfig]:
         """Read the key: a dict with ``start`` and ``env_steps``, or None."""
@@ -374,8 +378,6 @@ class StoreConfig:
         settings['replay_growth'] = GrowthConfig.from_block(settings.get('replay_growth'))
         settings.update(checkpoint=checkpoint, launched=environment.launched, joined=environment.joined)
         settings.update(num_learners=int(environment.learners or 1), rank=int(environment.rank or 0))
-        if settings['replay_growth'] is not None and settings['num_learners'] > 1:
-            raise ConfigError('store.replay_growth is for runs with one learner. Remove it, or use learner=1.')
         return cls(**settings)
 
     def open_options(self) -> Dict[str, Any]:

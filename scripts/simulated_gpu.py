@@ -44,6 +44,8 @@ TESTS = (
     'tests/buffer/test_sequence_policies.py',
     'tests/columns/test_collected_elements.py',
     'tests/columns/test_decode_batch.py',
+    'tests/learners/test_learner_ranks.py',
+    'tests/learners/test_rank_equivalence.py',
     'tests/pipelines/test_equivalence.py',
 )
 

@@ -69,7 +69,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'foreign', 'last_checkpoint', 'time_spent'},
         {'history', 'members', 'several_learners'},
         {'waiting'},
-        {'ending'},
+        {'ending', 'node_addresses'},
         {'claim'},
         {'session'},
     ],
@@ -319,6 +319,8 @@ TOUCH_VARIABLES: Dict[str, str] = {
     'hook/site/sitecustomize.py': 'DING_STORE_HOOK: runs in each Python, before this package can be imported',
     'launch/job.py': 'OMP_NUM_THREADS: a default for the roles',
     'launch/role_process.py': 'CUDA_VISIBLE_DEVICES of a role without a GPU, PYTHONPATH of a new interpreter',
+    'learners/data_parallel_rendezvous.py': 'GLOO_SOCKET_IFNAME: the network interface, as torch reads it',
+    'run/torchrun.py': 'RANK, WORLD_SIZE: what torchrun tells its workers',
     'storage/embedded/supervisor/sockets.py': 'TMPDIR: a place for sockets',
 }
 #: Modules that read the variables of ding_store -> the entry point that passes them on.

@@ -17,7 +17,7 @@ from queues import persistent_queue
 from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.checkpoint import CheckpointDir
 from ding_store.errors import ConfigError, ForeignFile, StoreError
-from ding_store.launch.router import new_addresses, remove_address
+from ding_store.run.node_addresses import new_addresses, remove_address
 from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import ensure_server, remove_run, running, stop_server
 from ding_store.storage.shared_memory.cache_dir import CacheDir, open_cache_dir

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import traceback
-import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
@@ -26,7 +25,6 @@ from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
-from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
@@ -35,8 +33,9 @@ from ding_store.run.ending import FINISH, checkpoints_of, clear_ended_run, end_o
 from ding_store.run.format import check_format
 from ding_store.run.history import history_of
 from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
-from ding_store.run.lease import Lease
+from ding_store.run.lease import SINGLE_ROLES, Lease
 from ding_store.run.members import Members, launch
+from ding_store.run.node_addresses import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
 from ding_store.storage.store import Store
@@ -51,12 +50,16 @@ MAX_LEARNERS = 64
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
 
-def parse_roles(text: str) -> Dict[str, int]:
+def parse_roles(text: str, num_learners: Optional[int] = None) -> Dict[str, int]:
     """
     Overview:
         Parse 'learner=1,collector=2,evaluator=1' into a dict.
+    Arguments:
+        - num_learners (:obj:`Optional[int]`): Number of all learners of the run, also of those that join.
+            None: those in ``text`` are all.
     Raises:
-        - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector.
+        - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector. ``collector=0`` is
+            for runs whose collectors join.
     """
     roles: Dict[str, int] = {}
     for item in text.split(','):
@@ -66,7 +69,14 @@ def parse_roles(text: str) -> Dict[str, int]:
         if not (number.isascii() and number.isdigit()):
             raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
         roles[role] = int(number)
-    for role, least, most in (('learner', 1, MAX_LEARNERS), ('collector', 1, 10_000), ('evaluator', 0, 1)):
+    if num_learners is not None and not 1 <= num_learners <= MAX_LEARNERS:
+        raise ConfigError(f'--learners must be between 1 and {MAX_LEARNERS}, got {num_learners}')
+    least_learners, most_learners = (1, MAX_LEARNERS) if num_learners is None else (0, num_learners)
+    least_collectors = 0 if roles.get('collector') == 0 else 1
+    if not sum(roles.values()):
+        raise ConfigError(f'--roles {text!r} starts no process. Use ding-store join for each process of the run')
+    limits = ('learner', least_learners, most_learners), ('collector', least_collectors, 10_000), ('evaluator', 0, 1)
+    for role, least, most in limits:
         if not least <= roles.get(role, 0) <= most:
             raise ConfigError(f'--roles {text!r}: {role} must be between {least} and {most}, got {roles.get(role, 0)}')
     return roles
@@ -151,6 +161,8 @@ class Job:
         - delays_s (:obj:`Dict[str, float]`): Seconds by which a role starts later, to try start orders.
         - cpu_roles (:obj:`Collection[str]`): Roles that use no GPU.
         - debug (:obj:`str`): Role whose first process uses this terminal instead of a log file. '': none.
+        - total_learners (:obj:`Optional[int]`): Number of the run's learners, if some of them join. None: those in
+            ``roles`` are all.
         - environment (:obj:`Environment`): The variables for the roles. ``config`` has their URL and run.
         - say (:obj:`Callable`): Function that shows a message to the user.
     """
@@ -163,6 +175,7 @@ class Job:
     cpu_roles: Collection[str] = ()
     debug: str = ''
     environment: Environment = Environment()
+    total_learners: Optional[int] = None
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
@@ -173,7 +186,6 @@ class Job:
     is_hurrying: bool = False  # processes that are left receive SIGTERM
     history: Optional[str] = None  # path that was noted beside the logs
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
-    group: str = ''  # name of the learners that started together, if there are several
     regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
 
     def run(self, out: Any) -> Result:
@@ -191,7 +203,7 @@ class Job:
             # resumed.
             lease = self._claim_run(store)
             try:
-                check_roles(store, self.config.launched)
+                check_roles(store, self.config.launched, [role for role in SINGLE_ROLES if self.roles.get(role)])
             except ConfigError:
                 lease.release()
                 raise
@@ -211,7 +223,7 @@ class Job:
 
     @property
     def num_learners(self) -> int:
-        return self.roles['learner']
+        return self.total_learners or self.roles['learner']
 
     def _claim_run(self, store: Store) -> Lease:
         silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
@@ -224,7 +236,7 @@ class Job:
         try:
             lease = self._claim_run(session.store)
             session.hold(lease, f'the job of {lease.owner.place}')
-            decide_num_learners(session.store, self.num_learners)
+            decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
             session.upheld.append(LEARNERS)
             return self._watched(session, out)
         finally:
@@ -299,7 +311,6 @@ class Job:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
-        self.group = uuid.uuid4().hex[:12]
         nodes = [self._node(role, i) for role in ROLES for i in range(self.roles.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id, rank) in enumerate(nodes):
@@ -376,7 +387,6 @@ class Job:
             warnings=warned,
             rank=rank,
             num_learners=self.num_learners,
-            group=self.group,
         )
 
     # Watching
@@ -490,7 +500,7 @@ class Job:
         """Start all learners again once the last of them has ended. A group of them cannot be repaired in place."""
         if any(each.rank is not None and each.code is None for each in self.processes):
             return []
-        self.regroup_by_s, self.group = None, uuid.uuid4().hex[:12]
+        self.regroup_by_s = None
         if session.store.get(FINISH) is not None:
             return []
         last = {each.rank: each for each in self.processes if each.rank is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import replace
-from typing import Optional
+from typing import Optional, Tuple
 
 from ding_store.config import StoreConfig
 from ding_store.environment import Environment, write_environment
@@ -13,15 +13,23 @@ from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
-from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
-from ding_store.run.claim import claim_role, starting
+from ding_store.middleware.router import activate, deactivate
+from ding_store.run.claim import claim_free_rank, claim_role, has_launcher, starting
 from ding_store.run.ending import end_of, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
+from ding_store.run.node_addresses import FIRST_IDS, claim_node_id, new_addresses, peer_addresses, remove_address
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import num_learners_of
+from ding_store.run.several_learners import (
+    check_num_learners,
+    decide_num_learners,
+    first_joining_rank,
+    has_num_learners,
+    num_learners_of,
+)
+from ding_store.run.torchrun import torchrun_worker
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import StreamInfo
 from ding_store.storage.store import Store
@@ -34,6 +42,7 @@ def join(
     node_id: Optional[int],
     script: UserScript,
     wait: bool = False,
+    num_learners: Optional[int] = None,
 ) -> int:
     """
     Overview:
@@ -42,6 +51,7 @@ def join(
     Arguments:
         - environment (:obj:`Environment`): The variables for the script, which reads its config in this process.
         - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
+        - num_learners (:obj:`Optional[int]`): Number of the run's learners. None: the number that the run has by now.
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
@@ -53,19 +63,26 @@ def join(
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
         found = None if wait else living(store, config)
         check_format(store)
-        claim_role(store, role, silence_s(config.heartbeat_s), config.launched)
+        num, rank = _claim(store, config, role, num_learners)
         if node_id is None:
             node_id = claim_node_id(store, role)
-        peers, num = peer_addresses(store), num_learners_of(store)
-    title = f'{role}-{node_id}'
+        peers = peer_addresses(store)
+    title = f'{role}-{rank or node_id}'
     log_as(title)
-    print_to(sys.stderr, line(f'joining run {config.run!r} as {role}, node {node_id}\n', title))
+    ranked = '' if rank is None else f', rank {rank} of {num}'
+    print_to(sys.stderr, line(f'joining run {config.run!r} as {role}, node {node_id}{ranked}\n', title))
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
     learners = str(num) if num > 1 else None
-    write_environment(replace(environment, launched=launch(config.launched), joined=joined, learners=learners))
+    own_rank = None if rank is None else str(rank)
+    names = dict(launched=launch(config.launched), joined=joined, learners=learners, rank=own_rank)
+    write_environment(replace(environment, **names))
     import_di_engine()
     install()
+    if rank is not None:
+        from ding_store.middleware import learner_ranks
+
+        learner_ranks.start(rank, num)
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
@@ -73,6 +90,32 @@ def join(
     finally:
         deactivate()
         remove_address(address)
+
+
+def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[int]) -> Tuple[int, Optional[int]]:
+    """
+    Claim a role for this process. Return the number of the run's learners, and this process's rank if it is one of
+    several. Under torchrun it has torchrun's rank, and else a free one.
+    """
+    worker, silent_s = torchrun_worker(), silence_s(config.heartbeat_s)
+    ranked = worker if role == 'learner' else None
+    num = ranked.num if ranked is not None else num_learners
+    if num is not None:
+        deadline = time.monotonic() + config.peer_timeout_s
+        while not has_num_learners(store) and has_launcher(store, FIRST_IDS['learner']):
+            if time.monotonic() >= deadline:
+                break  # it has one learner, so the check below refuses this one
+            time.sleep(SLICE_S)
+        check_num_learners(store, num)
+        decide_num_learners(store, num)
+    num = num_learners_of(store) if num is None else num
+    if role != 'learner' or num == 1:
+        claim_role(store, role, silent_s, config.launched)
+        return num, None
+    if ranked is None:
+        return num, claim_free_rank(store, range(first_joining_rank(store), num), silent_s, config.launched)
+    claim_role(store, role, silent_s, config.launched, ranked.rank)
+    return num, ranked.rank
 
 
 def living(store: Store, config: StoreConfig) -> StreamInfo:

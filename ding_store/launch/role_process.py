@@ -19,6 +19,9 @@ from ding_store.launch.user_script import UserScript, exit_process, quiet_import
 from ding_store.launch.warn_once import warn_once
 from ding_store.parent_death import end_with
 
+#: The driver's directory, with an entry for each NVIDIA GPU.
+_GPUS = '/proc/driver/nvidia/gpus'
+
 
 @dataclass
 class Role:
@@ -36,7 +39,6 @@ class Role:
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
         - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner from 0 on, and of all of them.
             None: there is one learner, or the process is none.
-        - group (:obj:`str`): Name that the learners have which start together.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -53,7 +55,6 @@ class Role:
     is_debugged: bool = False
     rank: Optional[int] = None
     num_learners: int = 1
-    group: str = ''
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -66,7 +67,7 @@ class Role:
     def run(self) -> int:
         """Run the script until it ends, and return its exit code."""
         from ding_store.hook import install
-        from ding_store.launch.router import activate, deactivate
+        from ding_store.middleware.router import activate, deactivate
 
         log_as(self.title)
         warn_once(self.warnings)
@@ -76,13 +77,17 @@ class Role:
             # CUDA reads this at its first use, which has not been yet. Policies are then on the CPU, whatever their
             # config's cuda says, because they check whether torch has a GPU.
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
+        elif self.rank is not None:
+            own_gpu = gpu_of(self.rank, os.environ.get('CUDA_VISIBLE_DEVICES'))
+            if own_gpu is not None:
+                os.environ['CUDA_VISIBLE_DEVICES'] = own_gpu
         with quiet_imports():
             install()
             if self.rank is not None:
                 from ding_store.middleware import learner_ranks
 
                 set_rank(self.rank)
-                learner_ranks.start(self.rank, self.num_learners, self.group)
+                learner_ranks.start(self.rank, self.num_learners)
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()
@@ -99,6 +104,24 @@ class Role:
             )
         child.returncode = 0  # the launcher reaps it by its pid: subprocess must not wait for it
         return child.pid
+
+
+def gpu_of(rank: int, visible: Optional[str]) -> Optional[str]:
+    """
+    Overview:
+        Return the GPU of one of several learners on this host, each of which uses one. With more learners than GPUs,
+        several share one.
+    Arguments:
+        - visible (:obj:`Optional[str]`): The GPUs that the processes may use, as in CUDA_VISIBLE_DEVICES. None: all.
+    Returns:
+        - gpu (:obj:`Optional[str]`): None: there is none.
+    """
+    if visible is not None:
+        known = [each.strip() for each in visible.split(',') if each.strip()]
+    else:
+        # torch would count them with CUDA, which then reads no other CUDA_VISIBLE_DEVICES.
+        known = [str(number) for number in range(len(os.listdir(_GPUS)))] if os.path.isdir(_GPUS) else []
+    return known[rank % len(known)] if known else None
 
 
 def main() -> None:

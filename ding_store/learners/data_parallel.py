@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import os
-import socket
 import time
 from datetime import timedelta
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import AllgatherOptions
 
-from ding_store.errors import ConfigError, StoreError, StoreTimeout
-from ding_store.learners.data_parallel_rendezvous import StoreKeys
+from ding_store.errors import StoreError, StoreTimeout
+from ding_store.learners.data_parallel_rendezvous import CONNECT_S, HERE, Place, Rendezvous, StoreKeys
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS
+from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import best_effort
 
 logger = logging.getLogger(__name__)
 
 #: Time that the other learners may take to reach a common operation after the run's end.
 END_S = 20.0
-#: Time of the sockets' own timeout. It is never reached: the checks in ``_wait`` come first.
+#: Timeout of the operations. It is never reached: the checks in ``_wait`` come first.
 _NEVER = timedelta(days=7)
 #: Pauses between two looks at an operation that is under way: the first, and the longest.
 _FIRST_PAUSE_S, _PAUSE_S = 20e-6, 2e-3
@@ -45,73 +45,65 @@ class LearnerGroup:
     Arguments:
         - rank (:obj:`int`): Number of this learner, from 0 on.
         - num (:obj:`int`): Number of all learners.
-        - name (:obj:`str`): A name that only the learners of one start have.
     """
 
-    def __init__(self, rank: int, num: int, name: str) -> None:
-        self.rank, self.num, self.name = rank, num, name
+    def __init__(self, rank: int, num: int) -> None:
+        self.rank, self.num = rank, num
         self.is_connected = False
         self._group: Any = None
         self._watch: Optional[_Watch] = None
+        self._spent: Optional[TimeSpent] = None
 
     def connect(self, session: RunSession) -> bool:
         """
         Overview:
             Wait until all learners are there, and connect to them. Return False if the run ended before.
         Raises:
-            - ConfigError: A learner is on another host.
+            - ConfigError: The learners are on several hosts, and this one has no address that the others reach.
         """
-        store = session.store
         session.figures(rank=self.rank, num_learners=self.num)
-        store.put(self._place_of(self.rank), {'host': socket.gethostname(), 'pid': os.getpid()}, {})
-        hosts: Dict[int, str] = {}
-
-        def find(timeout_s: float) -> Optional[bool]:
-            for rank in range(self.num):
-                if rank not in hosts:
-                    value = store.get(self._place_of(rank), timeout_s=timeout_s)
-                    if value is None:
-                        return None
-                    hosts[rank] = str(value.header.get('host'))
-            return True
-
-        if session.wait_for(f'the other learners, {self.num} in all', find) is None:
+        self._spent = session.time_spent
+        meeting = Rendezvous(session.store, self.rank, self.num)
+        places = session.wait_for(f'the other learners, {self.num} in all', meeting.look)
+        if places is None:
             return False
-        others = sorted({host for host in hosts.values() if host != socket.gethostname()})
-        if others:
-            raise ConfigError(
-                f'learners on several hosts do not work yet: rank {self.rank} is on {socket.gethostname()}, others are '
-                f'on {", ".join(others)}. Start all learners with one ding-store run.'
-            )
-        keys = StoreKeys(store, f'{LEARNERS}/{self.name}/keys')
-        self.connect_through(keys, _Watch(session, self))
-        self.gather([])  # Every learner has read all keys.
-        keys.delete_own()
-        store.delete(self._place_of(self.rank))
+        keys = StoreKeys(session.store, meeting.keys)
+        try:
+            self.connect_through(keys, _Watch(session, self), meeting.place_among(places))
+            self.gather([])  # Every learner has read all keys.
+        finally:
+            with best_effort(session.store):
+                keys.delete_own()
+        meeting.leave()
         return True
 
-    def connect_through(self, keys: dist.Store, watch: Optional[_Watch] = None) -> None:
-        """Connect through keys that all learners read and write."""
+    def connect_through(self, keys: dist.Store, watch: Optional[_Watch] = None, place: Place = HERE) -> None:
+        """Connect through keys that all learners read and write. This one listens at ``place``."""
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname='127.0.0.1')]
-        options._timeout = _NEVER
+        options._devices = [dist.ProcessGroupGloo.create_device(**place._asdict())]
+        options._timeout = timedelta(seconds=CONNECT_S)
         self._group = dist.ProcessGroupGloo(keys, self.rank, self.num, options)
         self._watch = watch
         self.is_connected = True
-
-    def _place_of(self, rank: int) -> str:
-        return f'{LEARNERS}/{self.name}/rank-{rank}'
 
     def gather(self, numbers: Sequence[float]) -> np.ndarray:
         """Return the numbers of all learners, one row per rank. All give equally many."""
         mine = torch.tensor([0.0, *numbers], dtype=torch.float64)
         found = [torch.empty_like(mine) for _ in range(self.num)]
-        self._wait(self._group.allgather([found], [mine]))
+        self._gather(found, mine)
         return torch.stack(found).numpy()[:, 1:]
 
     def add_up(self, tensor: torch.Tensor) -> None:
-        """Replace a tensor by the sum of all learners' tensors, which is equal to the bit on all of them."""
-        self._wait(self._group.allreduce([tensor]))
+        """
+        Replace a tensor by the sum of all learners' tensors, which is equal to the bit on all of them. That of a GPU
+        goes through host memory.
+        """
+        options = dist.AllreduceOptions()
+        options.timeout = _NEVER
+        host = tensor.cpu()  # the tensor itself, if it is there
+        self._wait(self._group.allreduce([host], options))
+        if host is not tensor:
+            tensor.copy_(host)
 
     def concatenate(self, array: np.ndarray) -> np.ndarray:
         """Return all learners' arrays in the order of ranks, joined along the first axis. Their lengths may differ."""
@@ -120,7 +112,7 @@ class LearnerGroup:
         padded = torch.zeros(max(lengths), *mine.shape[1:], dtype=mine.dtype)
         padded[: len(mine)] = mine
         found = [torch.empty_like(padded) for _ in range(self.num)]
-        self._wait(self._group.allgather([found], [padded]))
+        self._gather(found, padded)
         return torch.cat([each[:length] for each, length in zip(found, lengths)]).numpy()
 
     def send_from_first(self, data: Optional[bytes]) -> bytes:
@@ -134,13 +126,22 @@ class LearnerGroup:
             self._broadcast(sent)
         return sent.numpy().tobytes()
 
+    def _gather(self, found: List[torch.Tensor], mine: torch.Tensor) -> None:
+        options = AllgatherOptions()
+        options.timeout = _NEVER
+        self._wait(self._group.allgather([found], [mine], options))
+
     def _broadcast(self, tensor: torch.Tensor) -> None:
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank, options.rootTensor, options.timeout = 0, 0, _NEVER
         self._wait(self._group.broadcast([tensor], options))
 
     def _wait(self, work: Any) -> None:
         """Wait until an operation is complete, and look at the run meanwhile."""
+        with contextlib.nullcontext() if self._spent is None else self._spent.measure('wait_ranks'):
+            self._wait_for(work)
+
+    def _wait_for(self, work: Any) -> None:
         pause, look_at = _FIRST_PAUSE_S, time.monotonic() + _LOOK_S
         while not work.is_completed():
             time.sleep(pause)

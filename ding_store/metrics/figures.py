@@ -86,6 +86,10 @@ class Figures:
     def of(cls, members: Reports) -> Figures:
         learners = _by_rank(members.of('learner'))
         learner = _newest(learners.get(0, ()))
+        if learner is not None and 'rows' in learner.figures:
+            # Ranks from before the run was distributed anew, over fewer learners, count no rows of their own.
+            num = max(learner.figures.get('num_learners', 1), 1)
+            learners = {rank: several for rank, several in learners.items() if rank < num}
         evaluator = _newest(members.of('evaluator'))
         figures = cls(
             rows_appended=int(members.total('collector', 'rows')),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Union
+from typing import TYPE_CHECKING, Any, Dict, Optional, Union
 
 import numpy as np
-import torch
 from ding.framework import task
 from ding.framework.task import VoidMiddleware
 from ditk import logging
@@ -19,6 +17,8 @@ from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
+from ding_store.middleware.random_states import random_states, set_random_states
+from ding_store.middleware.rank_states import RankStates
 from ding_store.middleware.task_stop import before_stop, is_failing
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.last_checkpoint import SAVE_S, LastCheckpoint, saving
@@ -48,9 +48,14 @@ def checkpointer(session: RunSession, policy: Any) -> Any:
         - ConfigError: The checkpoint cannot be read or has other policies, or another process saves there.
     """
     config, rank = session.config.checkpoint, own_rank()
-    # Rank 0 of several learners saves for all, and gives them its state when they start.
-    if config is None or (rank is not None and rank.rank):
+    if config is None:
         return task.void()
+    if rank is not None and rank.rank:
+        # Rank 0 of several learners saves for all, and gives them its state when they start.
+        if rank.states is not None:
+            return task.void()
+        rank.states = RankStates(session, f'rank-{rank.rank}-of-{rank.num}')
+        return rank.states
     if session.checkpointer is not None:
         session.checkpointer.add(policy)
         return task.void()
@@ -222,6 +227,9 @@ class LearnerCheckpoints:
         self.interval.begin()
         self.saver.save(self._state(ctx), write)
         self._saving_iter, self._unreported = train_iter, True
+        rank = own_rank()
+        if rank is not None:
+            rank.saved_iter = train_iter  # the other ranks learn it in the next agreement
 
     def _save_best(self, ctx: OnlineRLContext) -> None:
         """Save the present state as the best policy, after waiting for a save in progress."""
@@ -302,10 +310,10 @@ class LearnerCheckpoints:
             version=VERSION,
             run=self.directory.run,
             counters={name: float(x) if name == 'last_eval_value' else int(x) for name, x in counters.items()},
-            random=random_states(),
             policy_versions=dict(self._session.policy_versions),
-            samplers=[_numpy_state(each.get_state(legacy=True)) for each in self._generators()],
         )
+        random = random_states(self._session.replays)
+        state[EXTRA].update(samplers=random.pop('samplers'), random=random)
         return state
 
     def _resume(self, config: CheckpointConfig) -> int:
@@ -332,46 +340,11 @@ class LearnerCheckpoints:
         extra = state[EXTRA]
         for name, value in extra['counters'].items():
             setattr(task.ctx, name, value)
-        set_random_states(extra['random'])
+        set_random_states({**extra['random'], 'samplers': extra.get('samplers', [])}, self._session.replays)
         self._session.count_versions_from(extra.get('policy_versions', {}))
-        for generator, state in zip(self._generators(), extra.get('samplers', [])):
-            generator.set_state(_from_numpy_state(state))
         logging.info(f'ding_store: resuming from {path}: train iteration {task.ctx.train_iter}')
         return int(task.ctx.train_iter)
-
-    def _generators(self) -> List[np.random.RandomState]:
-        """Return the random generators of the replays' samplers. Samplers without one use numpy's global generator."""
-        return [each for replay in self._session.replays for each in replay.sampler.generators()]
 
 
 def _is_better(ctx: OnlineRLContext, best: float) -> bool:
     return ctx.eval_value is not None and bool(ctx.eval_value > best)
-
-
-def random_states() -> Dict[str, Any]:
-    """Return the random states of Python, numpy and torch, as tensors and numbers that load without running code."""
-    states: Dict[str, Any] = dict(python=random.getstate(), torch=torch.get_rng_state())
-    states['numpy'] = _numpy_state(np.random.get_state(legacy=True))
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states['cuda'] = torch.cuda.get_rng_state_all()
-    return states
-
-
-def set_random_states(states: Dict[str, Any]) -> None:
-    version, internal, gauss = states['python']
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(_from_numpy_state(states['numpy']))
-    torch.set_rng_state(states['torch'])
-    if 'cuda' in states and torch.cuda.is_available():
-        for device, state in zip(range(torch.cuda.device_count()), states['cuda']):  # this host may have fewer
-            torch.cuda.set_rng_state(state, device)
-
-
-def _numpy_state(state: Any) -> Any:
-    kind, keys, *rest = state
-    return str(kind), torch.from_numpy(np.asarray(keys, np.int64)), *rest
-
-
-def _from_numpy_state(state: Any) -> Any:
-    kind, keys, *rest = state
-    return kind, keys.numpy().astype(np.uint32), *rest

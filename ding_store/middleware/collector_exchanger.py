@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 ENV_ID_BITS = 32
 #: Stands for the id of a chunk that the store's writer will append later, once the full stream or server has room.
 UNSETTLED = EntryId('', 0)
+#: How long a part of a chunk waits for room before the part of the next partition is tried.
+BUSY_S = 0.05
 #: Difference between the seeds of two neighbouring collectors.
 SEED_STEP = 10007
 
@@ -161,32 +163,31 @@ class CollectorExchanger(Exchanger):
         self._has_collected = True
 
     def _append_parts(self, elements: List[Any], header: dict) -> bool:
-        """Append a chunk to all partitions. Return False if the run ended before the first part was appended."""
+        """
+        Append a chunk to all partitions, waiting for room. A partition without room holds up no other one: its learner
+        may wait for one that has no chunk. Return False if the run ended before any part was appended.
+        """
         assert self._partitioner is not None
-        num_appended = 0
-        for i, part in enumerate(self._partitioner.split(elements, header)):
-            if not self._append(i, part):
-                break
-            self._num_rows += len(part.elements)
-            num_appended += 1
-        return num_appended > 0
+        parts = dict(enumerate(self._partitioner.split(elements, header)))
+        num_parts, began_s, fixups = len(parts), time.monotonic(), {ENV_ID: self._ordinal << ENV_ID_BITS}
 
-    def _append(self, partition: int, part: Part) -> bool:
-        """Append a part of a chunk, waiting for room. Return False if the run ended before it was appended."""
-        fixups = {ENV_ID: self._ordinal << ENV_ID_BITS}
-        began_s = time.monotonic()
+        def append(timeout_s: float) -> Optional[bool]:
+            for partition, part in list(parts.items()):
+                entry_id = self._try_append(partition, part, fixups, timeout_s if len(parts) == 1 else BUSY_S)
+                if entry_id is not None:
+                    del parts[partition]
+                    self._count_appended(partition, part, entry_id, time.monotonic() - began_s)
+            return None if parts else True
+
         # The wait for a full stream is here and not in the store, where it could not end on task.finish.
-        entry_id = self._session.wait_for(
-            'room in the experience stream (is the learner running?)',
-            lambda timeout_s: self._try_append(partition, part, fixups, timeout_s),
-            'learner',
-            'append',
-        )
-        if entry_id is not None:
-            self._backpressures[partition].appended(entry_id)
-            bucket = f'append_bucket_{bisect.bisect_left(APPEND_BUCKETS_S, time.monotonic() - began_s)}'
-            self._append_buckets[bucket] = self._append_buckets.get(bucket, 0) + 1
-        return entry_id is not None
+        self._session.wait_for('room in the experience stream (is the learner running?)', append, 'learner', 'append')
+        return len(parts) < num_parts
+
+    def _count_appended(self, partition: int, part: Part, entry_id: EntryId, duration_s: float) -> None:
+        self._backpressures[partition].appended(entry_id)
+        self._num_rows += len(part.elements)
+        bucket = f'append_bucket_{bisect.bisect_left(APPEND_BUCKETS_S, duration_s)}'
+        self._append_buckets[bucket] = self._append_buckets.get(bucket, 0) + 1
 
     def _try_append(self, partition: int, part: Part, fixups: dict, timeout_s: float) -> Optional[EntryId]:
         try:

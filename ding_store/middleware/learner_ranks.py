@@ -29,6 +29,7 @@ from ding_store.learners.data_parallel import LearnerGroup
 from ding_store.learners.data_parallel_gradients import GradientAverage, average_before_clipping
 from ding_store.middleware.own_rank import set_own_rank
 from ding_store.middleware.policy_state import left_out, set_left_out
+from ding_store.middleware.rank_states import RankStates
 from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
@@ -42,13 +43,13 @@ COUNTERS = ('train_iter', 'env_step', 'env_episode', 'trained_env_step')
 _SPLIT = 'split_data_generator'
 
 
-def start(rank: int, num: int, name: str) -> LearnerRank:
+def start(rank: int, num: int) -> LearnerRank:
     """
     Overview:
         Make this process one of several learners. Call it before the script runs: policies that it makes from then on
         belong to the rank.
     """
-    made = LearnerRank(LearnerGroup(rank, num, name))
+    made = LearnerRank(LearnerGroup(rank, num))
     set_own_rank(made)
     make = Policy.__init__
 
@@ -70,7 +71,6 @@ def start(rank: int, num: int, name: str) -> LearnerRank:
 def check_settings(config: StoreConfig) -> None:
     """Raise ConfigError if a setting does not work with several learners."""
     for name, is_wrong in (
-        ("train_ratio ('free')", config.train_ratio == 'free'),
         (f'samples_per_insert ({config.samples_per_insert})', config.samples_per_insert is not None),
     ):
         if is_wrong:
@@ -110,11 +110,15 @@ class LearnerRank:
         - env_step, env_episode (:obj:`int`): What this rank has read so far. The exchanger sets them.
         - is_over (:obj:`bool`): True once the ranks have agreed on the end. No rank sends a message after that.
         - num_updates (:obj:`int`): Number of common updates.
+        - saved_iter (:obj:`int`): The train iteration of the last checkpoint that rank 0 has begun.
+        - states (:obj:`Optional[RankStates]`): The random states of a rank other than 0, if there are checkpoints.
     """
 
     def __init__(self, group: LearnerGroup) -> None:
         self.group = group
         self.env_step = self.env_episode = self.num_updates = 0
+        self.saved_iter = -1
+        self.states: Optional[RankStates] = None
         self.is_over = False
         self._gradients = GradientAverage(group.add_up, group.num)
         average_before_clipping(self._gradients)
@@ -167,10 +171,6 @@ class LearnerRank:
             self.num_updates += 1
             return forward(*args, **kwargs)
 
-        if policy._cuda:
-            raise ConfigError(
-                'several learners train on CPUs only, up to now. Set policy.cuda=False, or use --cpu-roles learner.'
-            )
         policy._forward_learn = types.MethodType(common_forward, policy)
         _normalize_over_ranks(policy, self.group)
 
@@ -186,6 +186,10 @@ class LearnerRank:
 
     # The run
 
+    def belong_to(self, session: RunSession) -> None:
+        """Use the settings of a session, and end when it does."""
+        self._session = session
+
     def begin(self, session: RunSession, ctx: OnlineRLContext, note: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
         """
         Overview:
@@ -195,7 +199,7 @@ class LearnerRank:
         Returns:
             - note (:obj:`dict`): What rank 0 gave. Empty if the run has ended.
         """
-        self._session = session
+        self.belong_to(session)
         if not self.group.connect(session):
             self.is_over = True
             return {}
@@ -205,11 +209,26 @@ class LearnerRank:
         for name, value in given['counters'].items():
             setattr(ctx, name, value)
         if self.rank:
-            torch.manual_seed(torch.initial_seed() % 2**31 + SEED_STEP * self.rank)
-            random.seed(random.getrandbits(31) + SEED_STEP * self.rank)
-            np.random.seed((int(np.random.randint(2**31)) + SEED_STEP * self.rank) % 2**32)
+            self.begin_random(given)
         logging.info(f'ding_store: rank {self.rank} of {self.num} learners is connected')
         return given
+
+    def begin_random(self, given: Mapping[str, Any]) -> None:
+        """
+        Overview:
+            Continue with the random states of this rank at the checkpoint, or with others than those of rank 0.
+        Arguments:
+            - given (:obj:`Mapping`): The note of rank 0, see ``begin``.
+        """
+        train_iter = given['counters'].get('train_iter', 0)
+        if self.states is not None:
+            self.states.run = given.get('run')
+            if train_iter and self.states.resume(train_iter):
+                return
+        shift = SEED_STEP * self.rank + train_iter
+        torch.manual_seed(torch.initial_seed() % 2**31 + shift)
+        random.seed(random.getrandbits(31) + shift)
+        np.random.seed((int(np.random.randint(2**31)) + shift) % 2**32)
 
     def agree(self, ctx: OnlineRLContext, can_train: bool, num_rows: int = 0) -> int:
         """
@@ -230,10 +249,13 @@ class LearnerRank:
         self._num_rounds += 1
         is_ending = bool(task.finish or self._session.finished)
         counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1]
-        mine = [*map(float, counts), float(self._digest()), self._smallest_share]
-        with self._session.time_spent.measure('wait_ranks'):
-            rounds, can, ending, steps, episodes, rows, digests, shares = self.group.gather(mine).T
+        mine = [*map(float, counts), float(self._digest()), self._smallest_share, float(self.saved_iter)]
+        rounds, can, ending, steps, episodes, rows, digests, shares, saved = self.group.gather(mine).T
         self._check_equal(rounds, digests)
+        if int(saved.max()) > self.saved_iter:
+            self.saved_iter = int(saved.max())
+            if self.states is not None:
+                self.states.write()
         self._weigh_over_ranks(shares)
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))

@@ -17,6 +17,8 @@ from ding_store.middleware.exchanger import STREAM
 
 #: Number of unfinished episodes whose partitions a collector remembers, the ones seen last.
 _MAX_EPISODES = 4096
+#: Suffix of the directory in which ``ding-store reshard`` works, beside the replay.
+RESHARD = '.reshard'
 
 
 def stream_of(partition: int, num: int) -> str:
@@ -39,17 +41,28 @@ def check_replay_path(path: str, config: StoreConfig) -> None:
         - ConfigError: It is of another number.
     """
     root = path if config.num_learners == 1 else os.path.dirname(path)
-    names = os.listdir(root) if os.path.isdir(root) else []
-    found = {int(match[1]) for match in (re.fullmatch(r'rank-\d+-of-(\d+)', name) for name in names) if match}
-    if any(re.fullmatch(r'rank-\d+-of-\d+', name) is None for name in names):
-        found.add(1)
-    others = sorted(found - {config.num_learners})
-    if others:
+    anew = f'ding-store reshard {os.path.dirname(root)} --run {config.run} --learners'
+    if os.path.exists(f'{root}{RESHARD}/ready'):
         raise ConfigError(
-            f'the replay in {root!r} is of {others[0]} learner{"s" * (others[0] > 1)}, and this run has '
-            f'{config.num_learners}. Use --roles learner={others[0]}, or name another directory with --checkpoint: a '
-            'replay cannot be distributed anew yet.'
+            f'the replay in {root!r} is being distributed anew, by a command that was interrupted. Run it again: '
+            f'{anew} {config.num_learners}'
         )
+    found = num_learners_in(root)
+    if found not in (None, config.num_learners):
+        raise ConfigError(
+            f'the replay in {root!r} is of {found} learner{"s" * (found != 1)}, and this run has '
+            f'{config.num_learners}. Use --roles learner={found}, name another directory with --checkpoint, or '
+            f'distribute it anew: {anew} {config.num_learners}'
+        )
+
+
+def num_learners_in(root: str) -> Optional[int]:
+    """Return of how many learners the replay in a directory is. None: there is none."""
+    names = os.listdir(root) if os.path.isdir(root) else []
+    found = [re.fullmatch(r'rank-\d+-of-(\d+)', name) for name in names]
+    if any(match is None for match in found):
+        return 1
+    return max((int(match[1]) for match in found if match is not None), default=None)
 
 
 class Part(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, Callable, Mapping, Optional
 
 from ding_store.config import StoreConfig
 from ding_store.middleware.replay_settings import ReplaySettings
+from ding_store.middleware.torchrun_rank import as_torchrun_rank
 
 #: Names of DI-engine's middleware that ding_store replaces.
 MIDDLEWARE = (
@@ -107,7 +108,8 @@ class Pipeline:
 def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) -> Pipeline:
     """
     Overview:
-        Return the pipeline parts for a config. Its ``store`` block enables and configures the store.
+        Return the pipeline parts for a config. Its ``store`` block enables and configures the store. If torchrun
+        started this process, it becomes one of several learners.
     Arguments:
         - cfg (:obj:`Mapping`): main_config, or the compiled config.
         - store (:obj:`Optional[Mapping]`): The block, if it is not in ``cfg``.
@@ -119,4 +121,4 @@ def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) 
     config = StoreConfig.from_block(block, default_run=exp_name or 'default')
     if config.enable and config.checkpoint is not None:
         config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # a CkptSaver of the script may write there
-    return Pipeline(config)
+    return Pipeline(as_torchrun_rank(config, cfg))

@@ -77,7 +77,7 @@ def _made(session: RunSession, size: int, options: Mapping[str, Any]) -> StoreBu
     """Create a buffer, and enter it into the session."""
     growth = None
     if session.config.replay_growth is not None:
-        growth = ReplayGrowth(session.config.replay_growth, size)
+        growth = ReplayGrowth(session.config.replay_growth.of_one(session.config.num_learners), size)
         size = growth.size_in(options.get('path'))
     buffer_ = StoreBuffer(size, **options)
     session.replays.append(buffer_)

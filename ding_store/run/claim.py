@@ -69,17 +69,21 @@ def claim_run(
     return lease if is_first else None
 
 
-def check_roles(store: Store, launched: Optional[str] = None) -> None:
+def check_roles(store: Store, launched: Optional[str] = None, roles: Sequence[str] = SINGLE_ROLES) -> None:
     """Raise ConfigError if a running process of another launch has one of the ``SINGLE_ROLES``. For launchers."""
-    for role in SINGLE_ROLES:
+    for role in roles:
         _refuse(store, role, _role_lease(store, role, 0.0, launched).living())
 
 
-def claim_role(store: Store, role: str, silent_s: float, launched: Optional[str] = None) -> Optional[Lease]:
+def claim_role(
+    store: Store, role: str, silent_s: float, launched: Optional[str] = None, rank: int = 0
+) -> Optional[Lease]:
     """
     Overview:
         Claim a role for this process's launch, so that no process of another launch gets it. Roles outside
         ``SINGLE_ROLES`` need no claim.
+    Arguments:
+        - rank (:obj:`int`): Number of this process among several learners.
     Returns:
         - lease (:obj:`Optional[Lease]`): This process must renew it, if it keeps running.
     Raises:
@@ -87,14 +91,37 @@ def claim_role(store: Store, role: str, silent_s: float, launched: Optional[str]
     """
     if role not in SINGLE_ROLES:
         return None
-    lease = _role_lease(store, role, silent_s, launched)
-    _refuse(store, role, lease.acquire())
+    lease = _role_lease(store, role, silent_s, launched, rank)
+    _refuse(store, f'{role} of rank {rank}' if rank else role, lease.acquire())
     return lease
 
 
-def _role_lease(store: Store, role: str, silent_s: float, launched: Optional[str]) -> Lease:
+def claim_free_rank(store: Store, ranks: Sequence[int], silent_s: float, launched: Optional[str] = None) -> int:
+    """
+    Overview:
+        Claim the lowest rank that no running learner has.
+    Raises:
+        - ConfigError: All of them are taken.
+    """
+    for rank in ranks:
+        if _role_lease(store, 'learner', silent_s, launched, rank).acquire() is None:
+            return rank
+    raise ConfigError(
+        f'run {store.run!r} has all of its learners that join: {len(ranks)}. Join with another role, or start the run '
+        'with more: --learners N. `ding-store status` shows them.'
+    )
+
+
+def has_launcher(store: Store, first_node: int) -> bool:
+    """Return whether a running launcher, or the first process of another launch, has these nodes."""
+    lease = Lease(store, f'{_LAUNCH}{first_node}', Owner.this_process(), '', 0.0, is_starting=True)
+    return lease.living() is not None
+
+
+def _role_lease(store: Store, role: str, silent_s: float, launched: Optional[str], rank: int = 0) -> Lease:
     owner = Owner.this_process(launch(launched))
-    return Lease(store, role_lease(role), owner, f'a {role} that starts ({owner.place})', silent_s, is_starting=True)
+    title = f'a {role} that starts ({owner.place})'
+    return Lease(store, role_lease(role, rank), owner, title, silent_s, is_starting=True)
 
 
 def _refuse(store: Store, role: str, holder: Optional[Holder]) -> None:

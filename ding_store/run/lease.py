@@ -32,9 +32,9 @@ START_S = 30.0
 SINGLE_ROLES = ('learner', 'evaluator')
 
 
-def role_lease(role: str) -> str:
-    """Return the name of a role's lease."""
-    return f'role/{role}'
+def role_lease(role: str, rank: int = 0) -> str:
+    """Return the name of a role's lease. Each of several learners has its own."""
+    return f'role/{role}-{rank}' if rank else f'role/{role}'
 
 
 def _is_bool(field: Any) -> bool:

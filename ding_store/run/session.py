@@ -37,6 +37,7 @@ from ding_store.run.members import (
     parent_process,
 )
 from ding_store.run.pace import LOOK_EVERY_S, Pace
+from ding_store.run.several_learners import replay_of
 from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
@@ -171,7 +172,8 @@ class RunSession:
         launched, silent_s = self.config.launched, silence_s(self.config.heartbeat_s)
         if launched is not None:
             agree_on_format(self.store)
-            return list(filter(None, [claim_role(self.store, role, silent_s, launched)]))
+            rank = self.config.rank if role == 'learner' else 0
+            return list(filter(None, [claim_role(self.store, role, silent_s, launched, rank)]))
         if self._hear_of_own_end():
             return []
         script = own_identity()
@@ -305,9 +307,7 @@ class RunSession:
         path = None if self.config.buffer_path is None else os.fspath(self.config.buffer_path)
         if self.config.checkpoint is not None:
             path = path or os.path.join(self.config.checkpoint.path, 'replay')
-        if path is None or self.config.num_learners == 1:
-            return path
-        return os.path.join(path, f'rank-{self.config.rank}-of-{self.config.num_learners}')
+        return None if path is None else replay_of(path, self.config.rank, self.config.num_learners)
 
     @property
     def finished(self) -> bool:

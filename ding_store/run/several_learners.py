@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any, Optional
+
 from ding_store.errors import ConfigError, VersionConflict
 from ding_store.storage.store import Store
 
@@ -9,11 +12,31 @@ from ding_store.storage.store import Store
 LEARNERS = 'learners'
 
 
+def replay_of(path: str, rank: int, num: int) -> str:
+    """Return the directory of one learner's replay. Each of several learners has its own."""
+    return path if num == 1 else os.path.join(path, f'rank-{rank}-of-{num}')
+
+
+def has_num_learners(store: Store) -> bool:
+    """Return whether a process has fixed the number of learners, as those with several do."""
+    return store.get(LEARNERS) is not None
+
+
 def num_learners_of(store: Store) -> int:
     """Return the number of learners that a run was started with. It is 1 if nothing says another number."""
-    value = store.get(LEARNERS)
-    number = None if value is None else value.header.get('num')
+    number = _field(store, 'num')
     return number if type(number) is int and number > 1 else 1
+
+
+def first_joining_rank(store: Store) -> int:
+    """Return the first rank that no launcher starts. Learners that join have the ranks from there on."""
+    number = _field(store, 'started')
+    return number if type(number) is int and number >= 0 else 0
+
+
+def _field(store: Store, name: str) -> Any:
+    value = store.get(LEARNERS)
+    return None if value is None else value.header.get(name)
 
 
 def check_num_learners(store: Store, num: int) -> None:
@@ -27,17 +50,28 @@ def check_num_learners(store: Store, num: int) -> None:
     if found == num or (found == 1 and store.stream_info('experience') is None):
         return
     raise ConfigError(
-        f'run {store.run!r} has the experience of {found} learner{"s" * (found > 1)}, and --roles has learner={num}. '
-        f'Use learner={found} to continue it, or another --run for a new start: experience cannot be distributed anew '
-        'yet.'
+        f'run {store.run!r} has the experience of {found} learner{"s" * (found > 1)}, and this command has '
+        f'learner={num}. Use learner={found} to continue it, another --run for a new start, or distribute its '
+        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}'
     )
 
 
-def decide_num_learners(store: Store, num: int) -> None:
-    """Fix the number of a run's learners. A run with one learner needs no value."""
+def decide_num_learners(store: Store, num: int, started: Optional[int] = None) -> None:
+    """
+    Overview:
+        Fix the number of a run's learners. A run with one learner needs no value.
+    Arguments:
+        - started (:obj:`Optional[int]`): The launcher starts the ranks below this one, and the others join. None: keep
+            what an earlier process has decided.
+    """
     if num == 1:
         return
+    value = store.get(LEARNERS)
+    is_known = value is not None and value.header.get('num') == num
+    if is_known and started in (None, first_joining_rank(store)):
+        return
     try:
-        store.decide(LEARNERS, {'num': num}, 0)
+        version = value.version if value is not None and is_known else 0
+        store.decide(LEARNERS, {'num': num, 'started': started or 0}, version)
     except VersionConflict:
         check_num_learners(store, num)

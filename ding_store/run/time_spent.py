@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from types import TracebackType
-from typing import Dict, Optional, Tuple, Type
+from typing import Dict, List, Optional, Tuple, Type
 
 
 class _Part:
@@ -29,14 +29,16 @@ class TimeSpent:
     """
     Overview:
         Seconds that the loop of this process has spent in each part of its work. Only the loop's thread calls
-        ``measure``, and parts do not contain each other. Any thread may call ``figures``.
+        ``measure``. The time of a part within another one does not count for that one. Any thread may call
+        ``figures``.
     """
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self._seconds: Dict[str, float] = {}
-        self._present: Optional[Tuple[str, float]] = None  # the part that runs now, and its beginning
+        self._present: Optional[Tuple[str, float]] = None  # the part that runs now, and since when
+        self._outer: List[str] = []  # parts that contain it
         self._parts: Dict[str, _Part] = {}
 
     def measure(self, part: str) -> _Part:
@@ -47,14 +49,25 @@ class TimeSpent:
         return found
 
     def _begin(self, part: str) -> None:
-        self._present = part, time.monotonic()
+        now = time.monotonic()
+        if self._present is not None:
+            with self._lock:
+                self._outer.append(self._count_until(now))
+        self._present = part, now
 
     def _end(self) -> None:
         with self._lock:
             if self._present is not None:
-                part, began = self._present
-                self._present = None
-                self._seconds[part] = self._seconds.get(part, 0.0) + time.monotonic() - began
+                now = time.monotonic()
+                self._count_until(now)
+                self._present = (self._outer.pop(), now) if self._outer else None
+
+    def _count_until(self, now: float) -> str:
+        """Count the time of the present part, and return its name."""
+        assert self._present is not None
+        part, began = self._present
+        self._seconds[part] = self._seconds.get(part, 0.0) + now - began
+        return part
 
     def figures(self) -> Dict[str, float]:
         """Return the seconds of each part as ``<part>_s``, with the part that runs now, and all seconds as ``up_s``."""

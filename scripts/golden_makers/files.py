@@ -14,7 +14,8 @@ from golden_files import open_table, pack, plain
 
 from ding_store.buffer import RateLimiter, StoreBuffer
 from ding_store.checkpoint import EXTRA, CheckpointDir
-from ding_store.middleware.checkpoint import VERSION, random_states
+from ding_store.middleware.checkpoint import VERSION
+from ding_store.middleware.random_states import random_states
 from ding_store.storage.encoding.framing import encode
 from golden_makers.common import arrays_of, write_json
 from golden_makers.tables import TABLES, episode, meta, of_rows, step, steps
@@ -100,7 +101,7 @@ def learner(iteration: int, directory: CheckpointDir) -> Dict[str, Any]:
         'run': directory.run,
         'train_iter': iteration,
         'counters': {'train_iter': iteration, 'env_step': 100 * iteration, 'last_eval_value': -1.5},
-        'random': random_states(),
+        'random': {name: state for name, state in random_states().items() if name != 'samplers'},
         'policy_versions': {'policy': iteration},
         'samplers': [],
         'others': [],

@@ -13,10 +13,10 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
 from ding_store.launch.progress import Display  # noqa: E402
-from ding_store.launch.router import remove_address  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.run.last_checkpoint import SAVE_S  # noqa: E402
 from ding_store.run.members import STREAM_OPTIONS, Member, Members  # noqa: E402
+from ding_store.run.node_addresses import remove_address  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing.faulty import FaultyStore  # noqa: E402
 

@@ -4,8 +4,9 @@ import subprocess
 
 import pynng
 
-from ding_store.launch.router import log_failed_dials_in_one_line, peer_addresses
+from ding_store.middleware.router import log_failed_dials_in_one_line
 from ding_store.run.members import STREAM_OPTIONS, Member
+from ding_store.run.node_addresses import peer_addresses
 from ding_store.storage import open_store
 
 

@@ -11,6 +11,7 @@ from ding_store import cli
 from ding_store.errors import ConfigError
 from ding_store.hook.install import SITE
 from ding_store.launch.job import parse_delays, parse_roles
+from ding_store.launch.role_process import gpu_of
 from ding_store.launch.user_script import UserScript
 
 
@@ -144,6 +145,18 @@ def test_roles_that_are_invalid_are_refused(text, message):
         parse_roles(text)
 
 
+def test_roles_of_a_run_whose_learners_join():
+    assert parse_roles('learner=0,collector=2', 2) == {'learner': 0, 'collector': 2}
+    assert parse_roles('learner=1,collector=0') == {'learner': 1, 'collector': 0}
+    for text, num, message in (
+        ('learner=3,collector=1', 2, 'learner must be between 0 and 2'),
+        ('learner=1,collector=1', 65, '--learners must be between 1 and 64'),
+        ('learner=0,collector=0', 2, 'starts no process'),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_roles(text, num)
+
+
 def test_delays_are_parsed():
     assert parse_delays('learner=1.5') == {'learner': 1.5}
     assert parse_delays('') == {}
@@ -195,3 +208,11 @@ def test_python_without_this_package_is_left_alone(tmp_path):
     command = [sys.executable, '-S', '-c', 'import sitecustomize']
     done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b'')
+
+
+@pytest.mark.parametrize(
+    ('rank', 'visible', 'gpu'),
+    [(0, '0,1', '0'), (1, '0,1', '1'), (2, '4, 7', '4'), (1, 'GPU-8a', 'GPU-8a'), (0, '', None)],
+)
+def test_each_rank_has_a_gpu_of_its_host(rank, visible, gpu):
+    assert gpu_of(rank, visible) == gpu

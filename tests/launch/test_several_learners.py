@@ -57,6 +57,18 @@ def test_two_learners_share_the_experience_and_end_together(tmp_path):
     assert not list(tmp_path.glob('tiny_dqn_*'))  # rank 1 writes no files
 
 
+@pytest.mark.long
+def test_learners_without_a_ratio_share_the_experience(tmp_path):
+    growth = 'replay_growth={"start": 400, "env_steps": 800}'
+    with job(several(tmp_path, '--set', 'train_ratio=free', '--set', growth, iterations=400), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    rows = table(run.text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
+    assert rows['chunks lost'] == 0
+    ends = [each for each in records(tmp_path / 'trace') if each['event'] == 'end' and each['roles'] == ['learner']]
+    assert len({(each['train_iter'], each['env_step']) for each in ends}) == 1
+
+
 def test_killed_learner_ends_a_run_without_checkpoints(tmp_path):
     with job(several(tmp_path, iterations=10**6), tmp_path) as run:
         found = run.wait_for(lambda: trained(tmp_path), 'two learners that train')
@@ -77,3 +89,39 @@ def test_killed_learner_is_started_again_with_all_others(tmp_path):
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
     assert rows['chunks lost'] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(('found', 'num'), [(2, 1), (1, 2)])
+def test_run_goes_on_with_another_number_of_learners(tmp_path, found, num):
+    until = tmp_path / 'until'
+
+    def start(number):
+        roles = ['--roles', f'learner={number},evaluator=1,collector=2', '--checkpoint', 'saved']
+        command = ['python', TINY, '--ckpt', '--trace', tmp_path / 'trace', '--until', until]
+        return job(ding_store('run', '--run', 'r', *roles, '--', *command), tmp_path, name=f'of-{number}')
+
+    def train_iter():
+        members = status(tmp_path, 'r')['members'] if running(tmp_path / '.ding_store' / 'r') is not None else []
+        counts = [each['figures'].get('train_iter', 0) for each in members if each['role'] == 'learner']
+        return max(counts, default=0)
+
+    with start(found) as run:
+        before = run.wait_for(train_iter, 'training')
+        with job(ding_store('stop', '--run', 'r'), tmp_path, name='stop') as stop:
+            stop.wait()
+        assert run.wait() == 1, run.text
+    with start(num) as refused:
+        assert refused.wait() == 2, refused.text
+    assert f'ding-store reshard CHECKPOINT --run r --learners {num}' in refused.text
+    with job(ding_store('reshard', 'saved', '--run', 'r', '--learners', num), tmp_path, name='reshard') as reshard:
+        assert reshard.wait() == 0, reshard.text
+    with start(num) as run:
+        run.wait_for(lambda: train_iter() > before + 50, 'more training')
+        until.touch()
+        assert run.wait() == 0, run.text
+    rows = table(run.text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
+    assert rows['chunks lost'] == 0
+    ends = [each for each in records(tmp_path / 'trace') if each['event'] == 'end' and each['roles'] == ['learner']]
+    assert sum(each['replay'] for each in ends[-num:]) == rows['rows ingested']

@@ -7,6 +7,7 @@ from ding.policy import A2CPolicy, DQNPolicy, IMPALAPolicy, PPOPolicy, QMIXPolic
 from ding.utils import deep_merge_dicts
 from ding.utils.default_helper import lists_to_dicts
 from easydict import EasyDict
+from needs import CUDA
 
 B, T, OBS, ACTIONS, HIDDEN = 8, 6, 5, 3, 8
 VAC_SIZES = dict(
@@ -27,7 +28,7 @@ def use_doubles():
 
 
 def of(kind, module=None, fields=('learn',), learn=None, **settings):
-    settings = dict(settings, cuda=False, learn=dict(batch_size=B, ignore_done=False, **(learn or {})))
+    settings = dict(settings, cuda=CUDA, learn=dict(batch_size=B, ignore_done=False, **(learn or {})))
     return kind(EasyDict(deep_merge_dicts(kind.default_config(), settings)), model=module, enable_field=list(fields))
 
 
@@ -151,7 +152,7 @@ class RowNoise:
         rows = shape[0] * self._num
         bits = torch.Generator().manual_seed(self._number)
         drawn = torch.randn(rows, *shape[1:], generator=bits, dtype=dtype)
-        return drawn[self._rank * shape[0] : (self._rank + 1) * shape[0]]
+        return drawn[self._rank * shape[0] : (self._rank + 1) * shape[0]].to(device)
 
 
 def use_row_noise(rank, num):
@@ -159,4 +160,4 @@ def use_row_noise(rank, num):
 
 
 def parameters(policy):
-    return np.concatenate([each.detach().reshape(-1).double().numpy() for each in policy._model.parameters()])
+    return np.concatenate([each.detach().reshape(-1).double().cpu().numpy() for each in policy._model.parameters()])

@@ -59,9 +59,9 @@ def session(**settings):
 def _run(number, num, keys, end, work, arguments):
     try:
         task.start(async_mode=False)
-        rank = learner_ranks.start(number, num, 'tests')
+        rank = learner_ranks.start(number, num)
         rank.group.connect_through(dist.FileStore(keys, num))
-        rank._session = session()
+        rank.belong_to(session())
         end.send((True, work(rank, *arguments)))
     except BaseException:  # noqa: BLE001 - the test shows it
         end.send((False, traceback.format_exc()))

@@ -66,7 +66,7 @@ def test_ranks_end_after_the_same_update():
 
 
 def diverge(rank):
-    rank._session = session(check_every=2)
+    rank.belong_to(session(check_every=2))
     policy, ctx = dqn(), context()
 
     def update():
@@ -161,7 +161,7 @@ def test_what_cannot_work_is_refused_by_name():
         assert 'is no subclass' in other
 
 
-@pytest.mark.parametrize('block', [{'train_ratio': 'free'}, {'samples_per_insert': 1.0, 'error_buffer': 100.0}])
-def test_settings_that_do_not_work_yet_are_refused(block):
+def test_settings_that_do_not_work_yet_are_refused():
+    block = {'samples_per_insert': 1.0, 'error_buffer': 100.0}
     with pytest.raises(ConfigError, match='does not work with several learners yet'):
         learner_ranks.check_settings(StoreConfig.from_block(block))

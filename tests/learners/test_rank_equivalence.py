@@ -49,7 +49,7 @@ def watch_first_step(policy, gradients):
     def keep(optimizer, *_):
         if not gradients:
             several = [each for group in optimizer.param_groups for each in group['params'] if each.grad is not None]
-            gradients.append(torch.cat([each.grad.reshape(-1) for each in several]).double().numpy().copy())
+            gradients.append(torch.cat([each.grad.reshape(-1) for each in several]).double().cpu().numpy().copy())
 
     for each in optimizers_of(policy):
         each.register_step_pre_hook(keep)

@@ -139,3 +139,17 @@ def test_time_spent_has_parts_and_the_part_that_runs_now():
     with spent.measure('train'):
         pass
     assert spent.figures()['train_s'] >= after['train_s']
+
+
+def test_time_of_a_part_counts_for_no_other_part(monkeypatch):
+    now = iter(range(100))
+    monkeypatch.setattr('ding_store.run.time_spent.time.monotonic', lambda: float(next(now)))
+    spent = TimeSpent()  # at 0
+    with spent.measure('train'):  # 1
+        with spent.measure('wait_ranks'):  # 2
+            inside = spent.figures()  # 3
+        # 4
+    # 5
+    assert (inside['train_s'], inside['wait_ranks_s']) == (1.0, 1.0)
+    found = spent.figures()
+    assert (found['train_s'], found['wait_ranks_s'], found['up_s']) == (2.0, 2.0, 6.0)

@@ -31,12 +31,11 @@ from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
     ckpt_saver,
-    random_states,
-    set_random_states,
 )
 from ding_store.middleware.consumer_offset import ENV_ID, ConsumerOffset  # noqa: E402
 from ding_store.middleware.ingest_plan import Replay  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
+from ding_store.middleware.random_states import random_states, set_random_states  # noqa: E402
 from ding_store.middleware.replay import replay_buffer  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.run.ending import FINISH  # noqa: E402

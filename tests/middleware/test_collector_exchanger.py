@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from ding_store.config import StoreConfig
 from ding_store.metrics.figures import APPEND_BUCKETS_S
@@ -13,7 +14,7 @@ from ding_store.middleware import collector_exchanger
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
 from ding_store.middleware.exchanger import STREAM
-from ding_store.middleware.partitions import Part
+from ding_store.middleware.partitions import Part, Partitioner
 from ding_store.run.members import Member
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
@@ -115,16 +116,49 @@ def test_collector_waits_for_a_server_at_its_maxmemory(forgetful_server, caplog)
         gives_room.join(20)  # It has the server's answer before its client is closed.
 
 
+class Appending(CollectorExchanger):
+    """A collector's exchanger outside of a task. Its partitions take what ``has_room`` says."""
+
+    def __init__(self, num, has_room, wait_for):
+        self._session = SimpleNamespace(wait_for=wait_for)
+        self._partitioner, self._has_room = Partitioner(num, keeps_episodes=False), has_room
+        self._backpressures = [SimpleNamespace(appended=lambda entry_id: None)] * num
+        self._ordinal, self._num_rows, self._append_buckets, self.appended = 0, 0, {}, []
+
+    def _try_append(self, partition, part, fixups, timeout_s):
+        if not self._has_room(partition):
+            return None
+        self.appended.append(partition)
+        return EntryId('', len(self.appended))
+
+    def append(self, num_rows=4):
+        rows = [{'obs': torch.zeros(1)} for _ in range(num_rows)]
+        return self._append_parts(rows, dict(HEADER)), self._append_buckets, self._num_rows
+
+
 def test_collector_counts_its_appends_by_duration(monkeypatch):
     """A chunk that was not appended, because the run ended, is not counted."""
     now = iter([0.0, 0.002, 1.0, 1.0025, 2.0, 52.0, 60.0])
     monkeypatch.setattr(collector_exchanger, 'time', SimpleNamespace(monotonic=lambda: next(now)))
-    results = iter([EntryId('', 1), EntryId('', 2), EntryId('', 3), None])
-    session = SimpleNamespace(wait_for=lambda *arguments: next(results))
-    backpressure = SimpleNamespace(appended=lambda entry_id: None)
-    exchanger = SimpleNamespace(_session=session, _backpressures=[backpressure], _ordinal=0, _append_buckets={})
-    appended = [CollectorExchanger._append(exchanger, 0, Part([], HEADER)) for _ in range(4)]
-    assert appended == [True, True, True, False]
+    room = iter([True, True, True, False])
+    exchanger = Appending(1, lambda partition: next(room), lambda what, attempt, *rest: attempt(0.5))
+    assert [exchanger.append()[0] for _ in range(4)] == [True, True, True, False]
     assert exchanger._append_buckets == {'append_bucket_1': 2, 'append_bucket_10': 1}
     assert APPEND_BUCKETS_S[1] == 0.003
     assert len(APPEND_BUCKETS_S) == 10
+
+
+def test_full_partition_holds_up_no_other_partition():
+    """A learner that waits for a chunk would otherwise stop the learner whose stream is full, for ever."""
+    full = {0}
+
+    def wait_for(what, attempt, *rest):
+        assert attempt(0.5) is None
+        assert exchanger.appended == [1, 2]
+        full.clear()
+        return attempt(0.5)
+
+    exchanger = Appending(3, lambda partition: partition not in full, wait_for)
+    is_appended, buckets, num_rows = exchanger.append()
+    assert (is_appended, sum(buckets.values()), num_rows) == (True, 3, 4)
+    assert exchanger.appended == [1, 2, 0]

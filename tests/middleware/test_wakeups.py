@@ -270,7 +270,7 @@ def test_wakeups_model_finds_versions_that_do_not_follow(monkeypatch):
 
 
 def test_far_collectors_wait_for_the_coarse_progress_first(monkeypatch):
-    """Each of 40 collectors goes on in its turn. Those that are far from theirs wait for no progress but the coarse one."""
+    """Each of 40 collectors goes on in its turn. Those far from theirs wait for the coarse progress alone."""
     monkeypatch.setattr(backpressure_module, 'COARSE', 4)
     with MemoryStore(memory=Memory()) as store:
         reader, progress, due, permitted = Reader(store, STREAM, 'learner'), ProgressWriter(), {}, []

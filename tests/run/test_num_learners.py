@@ -23,7 +23,7 @@ def test_run_with_several_learners_keeps_their_number():
         decide_num_learners(store, 3)
         assert num_learners_of(store) == 3
         for other in (1, 2):
-            with pytest.raises(ConfigError, match='has the experience of 3 learners, and --roles has learner='):
+            with pytest.raises(ConfigError, match='has the experience of 3 learners, and this command has learner='):
                 check_num_learners(store, other)
         with pytest.raises(ConfigError, match='Use learner=3 to continue it'):
             decide_num_learners(store, 2)
@@ -33,7 +33,7 @@ def test_experience_of_one_learner_is_refused_to_several():
     with open_store('memory://', run='r') as store:
         store.append('experience', {}, {})
         check_num_learners(store, 1)
-        with pytest.raises(ConfigError, match='has the experience of 1 learner, and --roles has learner=2'):
+        with pytest.raises(ConfigError, match='has the experience of 1 learner, and this command has learner=2'):
             check_num_learners(store, 2)
 
 

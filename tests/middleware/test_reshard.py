@@ -1,0 +1,171 @@
+"""``ding-store reshard``: a stopped run's replay and unread experience, distributed over another number of learners."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+pytest.importorskip('ding')
+
+from learners import HEADER, step  # noqa: E402
+
+from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
+from ding_store.checkpoint import CheckpointDir  # noqa: E402
+from ding_store.cli import main  # noqa: E402
+from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.launch import reshard as reshard_module  # noqa: E402
+from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
+from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
+from ding_store.middleware.partitions import check_replay_path, num_learners_in, stream_of  # noqa: E402
+from ding_store.run.several_learners import decide_num_learners, num_learners_of, replay_of  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
+
+pytestmark = pytest.mark.timeout(120)
+
+SIZE = 120  # of all tables together
+ROWS, UNREAD, EPISODE = 20, 6, 5  # rows in each table, rows of each unread entry, steps of an episode
+
+
+class StoppedRun:
+    """The replays of some learners, and a server with one unread entry for each of them."""
+
+    def __init__(self, url, run, directory, num, has_priorities=False):
+        self.url, self.run, self.directory = url, run, str(directory)
+        self.sampler = Prioritized if has_priorities else lambda: None
+        checkpoints = CheckpointDir(self.directory)
+        checkpoints.begin()
+        number = 0
+        with open_store(url, run) as store:
+            decide_num_learners(store, num)
+            for rank in range(num):
+                writer = ChunkWriter(store, stream_of(rank, num))
+                rows = [step(number + i, env=(number + i) // EPISODE) for i in range(ROWS + UNREAD)]
+                number += len(rows)
+                reader = Reader(store, stream_of(rank, num), 'learner')
+                for part in (rows[:ROWS], rows[ROWS:]):
+                    writer.write(part, dict(HEADER, env_step=7, env_episode=1), timeout_s=5.0)
+                offset = ConsumerOffset()
+                os.makedirs(os.path.dirname(self.path(rank, num)), exist_ok=True)
+                buffer_ = StoreBuffer(SIZE // num, path=self.path(rank, num), sampler=self.sampler())
+                (entry,) = reader.read(1)
+                offset.take(entry)
+                priority = np.arange(1.0, ROWS + 1) if has_priorities else None
+                buffer_.extend_elements(rows[:ROWS], priority=priority)
+                buffer_.commit({**offset.state(), 'run': checkpoints.run})
+                buffer_.close()
+        self.num_rows = number
+
+    def path(self, rank, num):
+        return replay_of(os.path.join(self.directory, 'replay'), rank, num)
+
+    def reshard(self, num):
+        words = [self.directory, '--store', self.url, '--run', self.run, '--learners', str(num)]
+        return main(['reshard', *words])
+
+    def check(self, num):
+        """Check that all rows are there once, in tables or unread, and that the counts have not changed."""
+        seen, notes, steps, place_of = [], [], [], {}
+        with open_store(self.url, self.run) as store:
+            assert num_learners_of(store) == num
+            for rank in range(num):
+                check_replay_path(self.path(rank, num), StoreConfig(num_learners=num, rank=rank))
+                buffer_ = StoreBuffer(SIZE // num, path=self.path(rank, num), sampler=self.sampler())
+                items = list(buffer_.storage)
+                notes.append(buffer_.committed)
+                if buffer_.sampler.priorities is not None:
+                    rows = buffer_.table.rows_by_age()
+                    found = buffer_.sampler.priorities.of(rows)
+                    expected = [int(item.data.time) % (ROWS + UNREAD) + 1 for item in items]
+                    assert np.allclose(found, expected, rtol=1e-6)
+                buffer_.close()
+                times = [int(item.data.time) for item in items]
+                by_episode = {}
+                for item in items:
+                    episode = int(item.data.env_data_id)
+                    by_episode.setdefault(episode, []).append(int(item.data.time))
+                    assert place_of.setdefault(episode, rank) == rank
+                assert all(several == sorted(several) for several in by_episode.values())
+                reader = Reader(store, stream_of(rank, num), 'learner', marks=notes[-1]['marks'])
+                entries = reader.read(64)
+                times += [int(number) for each in entries if each.header['rows'] for number in each.arrays['time']]
+                steps.append(notes[-1]['env_step'] + sum(each.header['env_step'] for each in entries))
+                seen += times
+        assert sorted(seen) == list(range(self.num_rows))
+        assert steps == [14] * num
+        assert sum(note['rows'] for note in notes) == self.num_rows // (ROWS + UNREAD) * ROWS
+
+
+@pytest.mark.parametrize(('found', 'num'), [(2, 1), (1, 2), (2, 3)])
+def test_reshard_moves_all_rows_and_unread_entries(tmp_path, redis_server, capsys, found, num):
+    stopped = StoppedRun(redis_server.url, f'reshard-{found}-{num}', tmp_path, found)
+    assert stopped.reshard(num) == 0
+    assert f'are now of {num}' in capsys.readouterr().out
+    stopped.check(num)
+    assert stopped.reshard(num) == 0
+    assert f'is distributed over {num} already' in capsys.readouterr().out
+    assert sorted(os.listdir(tmp_path)) == ['lock', 'replay', 'run.json']
+
+
+def test_reshard_keeps_priorities(tmp_path, redis_server):
+    stopped = StoppedRun(redis_server.url, 'reshard-priorities', tmp_path, 1, has_priorities=True)
+    assert stopped.reshard(2) == 0
+    stopped.check(2)
+
+
+class Killed(BaseException):
+    """Stands for the death of the command."""
+
+
+def test_reshard_that_is_killed_goes_on_when_run_again(tmp_path, redis_server, monkeypatch):
+    steps = [(reshard_module.os, name) for name in ('rename', 'unlink')]
+    steps += [(reshard_module.shutil, 'rmtree'), (reshard_module.json, 'load'), (reshard_module, 'sync_directory')]
+    steps += [(reshard_module, 'decide_num_learners'), (reshard_module, '_saved')]
+    num_kills = 0
+    for kill_at in range(1, 40):
+        calls = []
+
+        def dying(call, calls=calls, kill_at=kill_at):
+            def called(*arguments, **options):
+                calls.append(call)
+                if len(calls) == kill_at:
+                    raise Killed
+                return call(*arguments, **options)
+
+            return called
+
+        stopped = StoppedRun(redis_server.url, f'reshard-killed-{kill_at}', tmp_path / str(kill_at), 2)
+        with monkeypatch.context() as patched:
+            for where, name in steps:
+                patched.setattr(where, name, dying(getattr(where, name)))
+            try:
+                assert stopped.reshard(1) == 0
+            except Killed:
+                num_kills += 1  # and another process runs the command again
+        if num_learners_in(os.path.join(stopped.directory, 'replay')) == 2 or os.path.exists(
+            os.path.join(stopped.directory, 'replay.reshard')
+        ):
+            assert stopped.reshard(1) == 0
+        stopped.check(1)
+        if len(calls) < kill_at:
+            break
+    assert num_kills > 8
+
+
+def test_reshard_of_another_number_is_refused_meanwhile(tmp_path, redis_server, capsys):
+    stopped = StoppedRun(redis_server.url, 'reshard-meanwhile', tmp_path, 2)
+    work = tmp_path / 'replay.reshard'
+    work.mkdir()
+    (work / 'ready').write_text(json.dumps(dict(found=2, num=1)))
+    assert stopped.reshard(3) == 2
+    assert 'Complete that first: --learners 1' in capsys.readouterr().err
+    with pytest.raises(ConfigError, match='was interrupted. Run it again'):
+        check_replay_path(stopped.path(0, 2), StoreConfig(num_learners=2))
+
+
+def test_reshard_without_a_run_is_refused(tmp_path, redis_server, capsys):
+    words = [str(tmp_path), '--store', redis_server.url, '--learners', '2']
+    assert main(['reshard', *words]) == 2
+    assert 'has no run that could resume' in capsys.readouterr().err
