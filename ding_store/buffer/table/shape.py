@@ -49,7 +49,9 @@ class TableShape:
         self._frame_listener = FrameListener(columns, index)
         self._listen_for_frames()
 
-    def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
+    def as_stored(
+        self, columns: Mapping[str, Any], narrowed: Collection[str] = (), as_references: bool = False
+    ) -> Columns:
         """
         Overview:
             Return these columns in the form in which the table stores them. If a column is stored as bytes and a new
@@ -59,10 +61,11 @@ class TableShape:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``. A narrow column may also be the list from
               ``Schema.encode_parts``.
             - narrowed (:obj:`Collection[str]`): Names of columns that are bytes already.
+            - as_references (:obj:`bool`): Whether values may become references to frames, for new rows.
         Raises:
             - NotEnoughSpace: There is no space for a widened column. Nothing changed.
         """
-        return self._columns.as_stored(columns, narrowed, self._widen)
+        return self._columns.as_stored(columns, narrowed, self._widen, as_references)
 
     def add_columns(
         self,
