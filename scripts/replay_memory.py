@@ -29,7 +29,7 @@ import sys
 import time
 from pathlib import Path
 from statistics import median
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -240,10 +240,14 @@ def measure(given: argparse.Namespace, task: Task, frames: Path, records: Path) 
             'small': worker(small, None, True),
             'plain': worker(small, None, False),
         }
-        empty = workers['limited'].call('memory')
-        base = (group_bytes(limit) or {}).get('used', empty['pss'])
         for name in ('small', 'plain'):
             workers[name].call('fill', small)
+        # What follows counts from here: the interpreter, compiled loops and batches are there once.
+        first_rows = workers['limited'].call('fill', max(given.batch, given.rows // 100))
+        workers['limited'].call('window', given.seconds / 2)
+        base = first_rows, used_bytes(workers['limited'].call('memory'), limit)
+        show(f'Memory that is there once, with the first {first_rows:,} rows: {size_text(base[1])}.')
+        show(HEAD)
         for number_of in range(1, CHECKPOINTS + 1):
             rows = math.ceil(given.rows * number_of / CHECKPOINTS)
             say(f'filling {rows:,} of {given.rows:,} rows')
@@ -261,7 +265,13 @@ def measure(given: argparse.Namespace, task: Task, frames: Path, records: Path) 
             show(f'Peak of the group: {size_text(group_bytes(limit)["peak"])} of {size_text(given.limit)}.')
 
 
-def checkpoint(workers: Dict[str, Worker], limit: Limit, seconds: float, base: int) -> Dict[str, Any]:
+def used_bytes(memory: Dict[str, int], limit: Limit) -> int:
+    """Return the memory that counts for the limit, or the process's own share if there is none."""
+    group = group_bytes(limit)
+    return memory['pss'] if group is None else group['used']
+
+
+def checkpoint(workers: Dict[str, Worker], limit: Limit, seconds: float, base: Tuple[int, int]) -> Dict[str, Any]:
     """Return the figures of all processes. They sample in turn."""
     other_cores = busy_cores()
     rates: Dict[str, List[float]] = {name: [] for name in workers}
@@ -271,14 +281,13 @@ def checkpoint(workers: Dict[str, Worker], limit: Limit, seconds: float, base: i
         for name in list(workers)[:: 1 if number_of % 2 else -1]:
             rates[name].append(workers[name].call('window', seconds))
     memory = workers['limited'].call('memory')
-    group = group_bytes(limit)
-    used = memory['pss'] if group is None else group['used']
+    used = used_bytes(memory, limit)
     date = datetime.datetime.now(datetime.timezone.utc).strftime('%Y-%m-%d')
     return {
         **memory,
         'used': used,
-        'counted': 'PSS, without a limit' if group is None else 'memory cgroup',
-        'bytes_per_row': (used - base) / memory['rows'],
+        'counted': 'memory cgroup' if limit.path is not None else 'PSS, without a limit',
+        'bytes_per_row': (used - base[1]) / (memory['rows'] - base[0]),
         'samples_per_s': {name: median(each) for name, each in rates.items()},
         'other_cores': other_cores,
         'date': date,
@@ -308,7 +317,7 @@ def conclusion(given: argparse.Namespace, task: Task, records: Path) -> str:
     held = f'Held and sampled: {last["rows"]:,} rows in {size_text(last["used"])} ({last["counted"]}).'
     lines = [held]
     if last['rows'] < task.published:
-        whole = task.published * last['bytes_per_row']
+        whole = last['used'] + (task.published - last['rows']) * last['bytes_per_row']
         lines.append(f'Projected, not held: the published {task.published:,} rows would take {size_text(whole)}.')
     plain = task.float_bytes * last['rows']
     lines.append(
@@ -340,8 +349,8 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
         setattr(given, name, getattr(task, name) if value is None else value)
         if getattr(given, name) < 1:
             parser.error(f'--{name} ({value}) must be at least 1')
-    if given.rows < CHECKPOINTS:
-        parser.error(f'--rows ({given.rows}) must be at least {CHECKPOINTS}')
+    if given.rows <= CHECKPOINTS * given.batch:
+        parser.error(f'--rows ({given.rows}) must be more than {CHECKPOINTS} batches of {given.batch}')
     for name in ('seconds', 'limit'):
         if not 0 < getattr(given, name) < math.inf:
             parser.error(f'--{name} ({getattr(given, name):g}) must be above 0, and finite')
@@ -359,7 +368,6 @@ def main() -> int:
         with signals_as_interrupt():
             directory.mkdir(parents=True, exist_ok=True)
             record(frames, given.game, task.num_frames(given.rows))
-            show(HEAD)
             measure(given, task, frames, records)
             show(conclusion(given, task, records))
     except KeyboardInterrupt:
