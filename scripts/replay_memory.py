@@ -202,8 +202,10 @@ class Held:
             element['done'] = list(torch.zeros(length, dtype=torch.bool))
             if is_r2d2:
                 element['reward'] = list(torch.zeros(length, 5))
-                states = torch.from_numpy(self._rng.random((length, 2, 1, 1, STATE), np.float32))
-                element['prev_state'] = [{'h': h, 'c': c} for h, c in states]
+                # Of each step of play, so that overlapping sequences have them in common.
+                blocks = [np.random.default_rng(i + k) for k in range(length // stride)]
+                states = [torch.from_numpy(each.random((stride, 2, 1, 1, STATE), np.float32)) for each in blocks]
+                element['prev_state'] = [{'h': h, 'c': c} for h, c in torch.cat(states)]
             else:
                 element['reward'] = list(torch.zeros(length, 1))
                 element['next_obs'], element['logit'] = list(obs[1:]), list(torch.rand(length, 6))
@@ -317,7 +319,9 @@ def conclusion(given: argparse.Namespace, task: Task, records: Path) -> str:
     held = f'Held and sampled: {last["rows"]:,} rows in {size_text(last["used"])} ({last["counted"]}).'
     lines = [held]
     if last['rows'] < task.published:
-        whole = last['used'] + (task.published - last['rows']) * last['bytes_per_row']
+        # The larger one: with few rows, memory grows in steps.
+        per_row = max(last['bytes_per_row'], last['num_bytes'] / last['rows'])
+        whole = last['used'] + (task.published - last['rows']) * per_row
         lines.append(f'Projected, not held: the published {task.published:,} rows would take {size_text(whole)}.')
     plain = task.float_bytes * last['rows']
     lines.append(
@@ -327,7 +331,7 @@ def conclusion(given: argparse.Namespace, task: Task, records: Path) -> str:
     if given.task == 'r2d2':
         lines.append(
             f'Recurrent states: one per step, 2 x {STATE} float32, so {size_text(8 * STATE * task.steps)} per '
-            'sequence. They never recur, and are not shared.'
+            'sequence. Overlapping sequences have them in common, and they are kept once, like frames.'
         )
     return '\n'.join(lines)
 
