@@ -28,6 +28,7 @@ from statistics import fmean
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import learn
+from pages import table, write_page
 
 ROOT = learn.ROOT
 EVALUATIONS = 'policy.eval.evaluator.eval_freq'
@@ -51,7 +52,6 @@ RULE = (
     "seeds' spread. The spread is the larger one of both sizes' ranges (largest minus smallest seed). "
     'A conclusion needs {num_seeds} seeds of both. The size compared with is the largest fixed one that has as many.'
 )
-BEGIN, END = '<!-- table: scripts/buffer_size.py {} -->', '<!-- end of table -->'
 
 
 class Size(NamedTuple):
@@ -225,12 +225,6 @@ def rows_of(cells: List[Cell]) -> List[List[str]]:
     return rows
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    lines = [head, ['---'] * len(head), *others]
-    return ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-
-
 def missing(cells: List[Cell], sizes: Sequence[Size], seeds: Sequence[int]) -> List[str]:
     """Return which runs there should be, and are not."""
     there = {cell.size: cell.curves.keys() for cell in cells}
@@ -303,14 +297,6 @@ def plot(found: Dict[str, List[Cell]], directory: Path) -> None:
     print(f'curves in {directory / "buffer_size.svg"}')
 
 
-def write_page(path: Path, task: str, text: str) -> None:
-    """Write a task's tables into a page, between its two marks."""
-    before, begin, after = path.read_text().partition(BEGIN.format(task) + '\n')
-    if not begin or END not in after:
-        raise SystemExit(f'{path} lacks the lines {BEGIN.format(task)!r} and {END!r}. Add them, in this order.')
-    path.write_text(f'{before}{begin}{text}{END}{after.partition(END)[2]}')
-
-
 def run_all(given: argparse.Namespace, task: str, seeds: Sequence[int], directory: Path) -> None:
     """Run all runs of a task that have not ended before."""
     env_steps = given.env_steps or TASKS[task]['max_env_step']
@@ -381,7 +367,7 @@ def main() -> None:
                 text = report(cells, task, given.sizes or default_sizes(task), seeds)
                 print(text)
                 if given.page:
-                    write_page(given.page, task, text)
+                    write_page(given.page, f'scripts/buffer_size.py {task}', text)
             if given.json:
                 given.json.write_text(json.dumps({task: as_json(cells, task) for task, cells in found.items()}) + '\n')
             if any(found.values()):

@@ -15,6 +15,7 @@ first. The plot shows their mean and 3 standard deviations.
 """
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -117,21 +118,31 @@ def run_one(task_name: str, kind: str, seed: int, minutes: float) -> None:
     train(TASKS[task_name]['main'], options(task_name, kind, seed), minutes)
 
 
-def train(main: str, given, minutes: float, measure=lambda ctx, is_evaluated: {}) -> None:
+def train(main: str, given, minutes: float, measure=lambda ctx, is_evaluated: {}, resumes: bool = False) -> None:
     """
     Train by a main in this process, and write its curve into the working directory. `measure` is called at the end of
     each round of the loop, with whether it evaluated the policy. It returns further figures for a point of the curve.
+    With `resumes`, the run may go on from a checkpoint. The curve then keeps the points before it.
     """
     import importlib
 
     from ding.framework import task
 
     curve = Path('curve.jsonl')
-    curve.write_text('')
+    before = read_curve(Path()) if resumes else []
+    if not before:
+        curve.write_text('')
     Path('ended').unlink(missing_ok=True)
     began, seen, run, ended_by = time.monotonic(), [None], task.run, [STEPS]
 
     def note(ctx) -> None:
+        nonlocal began
+        if before:
+            # What the run trained after its last checkpoint, it trains again.
+            kept = [point for point in before if point['env_step'] < ctx.env_step]
+            curve.write_text(''.join(json.dumps(point) + '\n' for point in kept))
+            began -= kept[-1]['seconds'] if kept else 0.0
+            before.clear()
         seconds = time.monotonic() - began
         is_evaluated = seen[0] != (ctx.last_eval_iter, ctx.last_eval_value) and ctx.last_eval_value > -1e9
         further = measure(ctx, is_evaluated)
@@ -238,10 +249,10 @@ def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, dire
     run_all(runs, minutes, jobs)
 
 
-def run_all(runs: dict, minutes: float, jobs: int) -> None:
+def run_all(runs: dict, minutes: float, jobs: int, leave_s: float = 0.0) -> None:
     """
     Run all runs that have not ended before, `jobs` at a time, with a line of progress. `runs` has for each directory
-    the run's last env step and its arguments.
+    the run's last env step and its arguments. If interrupted, runs have `leave_s` seconds to write a last checkpoint.
     """
     waiting, running = list(runs.items()), []
     try:
@@ -260,6 +271,10 @@ def run_all(runs: dict, minutes: float, jobs: int) -> None:
                 print(f'\r\x1b[K{run}' if sys.stdout.isatty() else run, flush=True)
     finally:
         for run in running:
+            if leave_s:
+                run.process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    run.process.wait(leave_s)
             run.process.kill()
             run.process.wait()
 

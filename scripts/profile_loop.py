@@ -168,8 +168,11 @@ def watch_exchangers(clock: Clock, task: Any) -> None:
     type(task).forward, type(task).backward = watched, sent
 
 
-def run_one(name: str, side: str, seconds: float, out: str) -> None:
-    """Run one window in this process. With roles, every role runs it, and the learner writes the figures."""
+def run_one(name: str, side: str, seconds: float, out: str, traffic: Any = None) -> None:
+    """
+    Run one window in this process. With roles, every role runs it, and the learner writes the figures. ``traffic``
+    counts what the replay receives and gives (``replay_traffic.Traffic``), and then writes them instead.
+    """
     import torch
     from ding.framework import task
 
@@ -178,6 +181,8 @@ def run_one(name: str, side: str, seconds: float, out: str) -> None:
     torch.set_num_threads(1)
     clock, run = Clock(), task.run
     watch(clock, side == 'stock')
+    if traffic is not None:
+        traffic.watch(side == 'stock')
     main, config, settings = LOOPS[name]
     module: Any = importlib.import_module(f'dizoo_configs.{main}')
     if task.router.is_active:
@@ -192,15 +197,21 @@ def run_one(name: str, side: str, seconds: float, out: str) -> None:
             begin.update(at=time.perf_counter(), train_iter=int(ctx.train_iter), env_step=int(ctx.env_step))
             begin['cpu'] = time.process_time()
             clock.restart()
-        elif begin['rounds'] > WARM_UP and time.perf_counter() - begin['at'] > seconds and not task.finish:
+            if traffic is not None:
+                traffic.restart()
+        elif begin['rounds'] > WARM_UP and time.perf_counter() - begin['at'] > seconds and not begin.get('is_over'):
+            begin['is_over'] = True
             taken = time.perf_counter() - begin['at']
             rates = {key: (int(getattr(ctx, key)) - begin[key]) / taken for key in ('train_iter', 'env_step')}
             clock._switch()
             num_iterations = int(ctx.train_iter) - begin['train_iter']
             parts = {part: 1e3 * spent / num_iterations for part, spent in clock.seconds.items()}
             parts['CPU'] = 1e3 * (time.process_time() - begin['cpu']) / num_iterations
-            Path(out).write_text(json.dumps({**rates, 'ms': parts}))
-            task.finish = True
+            if traffic is not None:
+                traffic.end(taken, {**rates, 'ms': parts}, out)
+            else:
+                Path(out).write_text(json.dumps({**rates, 'ms': parts}))
+                task.finish = True
 
     def watched_run() -> None:
         if not task.router.is_active or task.has_role(task.role.LEARNER):
@@ -216,13 +227,14 @@ class NoExtra(RuntimeError):
     """A package that a loop's environment needs is not installed."""
 
 
-def measure(name: str, side: str, seconds: float, roles: str) -> Dict[str, Any]:
+def measure(name: str, side: str, seconds: float, roles: str, script: str = __file__) -> Dict[str, Any]:
+    """Run one window in a process of its own, by a script that knows the loop, and return its figures."""
     from ding_store.parent_death import end_with
 
     environment = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': str(ROOT), 'SDL_VIDEODRIVER': 'dummy'}
     with tempfile.TemporaryDirectory(prefix='profile') as directory:
         out, log = Path(directory, 'out.json'), Path(directory, 'log')
-        child = [str(Path(__file__).resolve()), '--child', name, side, str(out), '--seconds', str(seconds)]
+        child = [str(Path(script).resolve()), '--child', name, side, str(out), '--seconds', str(seconds)]
         command = [sys.executable, '-W', 'ignore', *child]
         if roles:
             command = [sys.executable, '-m', 'ding_store.cli', 'run', '--roles', roles, '--', 'python', *child]

@@ -29,7 +29,7 @@ from ding_store.columns.ragged import ragged_lengths
 from ding_store.errors import ConfigError, CorruptPayload, RowGone, SchemaMismatch, StoreTimeout
 
 #: A read that the owner disturbs is repeated for so long.
-_PATIENCE_S = 10.0
+PATIENCE_S = 10.0
 
 
 class TableReader:
@@ -114,7 +114,7 @@ class TableReader:
 
     def _current(self) -> _Files:
         """Return the files of the present header."""
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + PATIENCE_S
         while self._files is None or not self._files.is_current():
             try:
                 self._files = _Files(self.path)
@@ -130,7 +130,7 @@ class TableReader:
         """Return the schema, the columns of these rows, and their numbers."""
         wanted, deadline = (
             as_rows(np.asarray(rows, np.int64) if not len(rows) else rows),
-            time.monotonic() + _PATIENCE_S,
+            time.monotonic() + PATIENCE_S,
         )
         while True:
             files = self._current()
@@ -146,7 +146,7 @@ class TableReader:
                 return files.schema, copied.columns, wanted
             if time.monotonic() > deadline:
                 raise StoreTimeout(
-                    f'rows of {self.path!r} could not be read within {_PATIENCE_S:g} s, because they kept changing or '
+                    f'rows of {self.path!r} could not be read within {PATIENCE_S:g} s, because they kept changing or '
                     'an update was interrupted. Open the table in its owner, which completes the update.'
                 )
 

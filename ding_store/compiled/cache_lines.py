@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, register_jitable
@@ -14,6 +15,8 @@ _BYTES = types.Array(types.uint8, 1, 'C')
 COPY = types.void(_BYTES, _BYTES.copy(readonly=True))
 #: Number of lines that the prefetch is ahead of the copy.
 _LINES_AHEAD = 8
+#: Bytes that are compared before the result is looked at.
+_BLOCK = 512
 
 
 def _copy(context: Any, target: Any, source: Any, num_bytes: Any) -> Any:
@@ -76,11 +79,49 @@ def _fence(context: Any) -> Any:
     return types.void(), generate
 
 
+def _load_word(context: Any, address: Any) -> Any:
+    """Load 8 bytes from any address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return builder.load(pointer, align=1)
+
+    return types.uint64(address), generate
+
+
+def _load_byte(context: Any, address: Any) -> Any:
+    """Load a byte from an address."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
+        return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
+
+    return types.uint64(address), generate
+
+
 copy_bytes: Any = intrinsic(_copy)
+load_word: Any = intrinsic(_load_word)
+load_byte: Any = intrinsic(_load_byte)
 #: Prefetches to read into the first cache, to read into the second, which allows more lines in flight, and to write.
 prefetch, prefetch_early, prefetch_to_write = _fetcher(False, 1), _fetcher(False, 2), _fetcher(True, 1)
 _copy_line: Any = intrinsic(_stream)
 finish: Any = intrinsic(_fence)
+
+
+@register_jitable
+def are_equal(one: Any, other: int, num_bytes: int) -> bool:
+    """Return whether the bytes at two addresses are equal."""
+    for start in range(0, num_bytes, _BLOCK):
+        end = min(start + _BLOCK, num_bytes)
+        last = start + (end - start) // 8 * 8
+        different = np.uint64(0)
+        for k in range(start, last, 8):
+            different |= load_word(one + k) ^ load_word(other + k)
+        for k in range(last, end):
+            different |= load_byte(one + k) ^ load_byte(other + k)
+        if different:
+            return False
+    return True
 
 
 @register_jitable

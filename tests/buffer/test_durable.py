@@ -594,3 +594,80 @@ def test_reopened_buffer_has_its_priorities(tmp_path: Path) -> None:
     assert buffer.sampler.priorities.of(np.array([14, 15])) == pytest.approx([7.0, 0.25])
     assert buffer.check() == []
     buffer.close()
+
+
+# A number that becomes wider
+
+
+def counted(i: float, late: Any = None) -> Dict[str, Any]:
+    return {'number': i, 'late': late, 'x': torch.full((3,), float(i))}
+
+
+#: It needs a wider column and another one.
+WIDER = counted(0.5, torch.ones(2))
+
+
+def numbers_of(buffer: StoreBuffer) -> List[Any]:
+    assert all(item.data['x'].tolist() == [float(item.data['number'])] * 3 for item in buffer)
+    return [item.data['number'] for item in buffer]
+
+
+def with_integers(path: Path) -> StoreBuffer:
+    buffer = StoreBuffer(10, path=str(path))
+    buffer.extend_elements([counted(i) for i in range(5)])
+    return buffer
+
+
+def test_wider_number_without_room_for_its_header_changes_nothing(tmp_path: Path, monkeypatch: Any) -> None:
+    buffer = with_integers(tmp_path)
+    before = num_descriptors(), sorted(os.listdir(tmp_path))
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise NotEnoughSpace(errno.ENOSPC, 'the disk is full')
+
+    monkeypatch.setattr(durable_module, 'prepare_header', fail)
+    for _ in range(2):
+        with pytest.raises(NotEnoughSpace):
+            buffer.push(WIDER)
+    assert (num_descriptors(), sorted(os.listdir(tmp_path))) == before
+    assert buffer.check() == []
+    monkeypatch.undo()
+    buffer.push(counted(5))
+    assert numbers_of(buffer) == [0, 1, 2, 3, 4, 5]
+    buffer.close()
+    buffer = StoreBuffer(10, path=str(tmp_path))
+    assert buffer.check() == []
+    assert numbers_of(buffer) == [0, 1, 2, 3, 4, 5]
+    buffer.push(WIDER)
+    buffer.close()
+    buffer = StoreBuffer(10, path=str(tmp_path))
+    assert buffer.check() == []
+    assert numbers_of(buffer) == [0, 1, 2, 3, 4, 5, 0.5]
+    buffer.close()
+
+
+def test_number_that_widens_is_sound_after_kills_at_any_line(tmp_path: Path) -> None:
+    with_integers(tmp_path / 'model').close()
+    directory = tmp_path / 'copy'
+    copy(tmp_path / 'model', directory)
+    buffer = StoreBuffer(10, path=str(directory))
+    images = images_at_lines(directory, lambda: buffer.push(WIDER), 'table/shape.py')
+    buffer.close()
+
+    def check(line: int) -> None:
+        for extra in (7, None):
+            buffer = StoreBuffer(10, path=str(directory))
+            assert buffer.check() == [], f'line {line}'
+            expected = [0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 0.5]
+            assert numbers_of(buffer) in (expected if extra else [[*each, 7] for each in expected]), f'line {line}'
+            if extra:
+                buffer.push(counted(extra))
+            buffer.close()
+
+    for image, line in images.found.items():
+        put(image, directory)
+        check(line)
+    for line in images.lines_to_kill_at():
+        copy(tmp_path / 'model', directory)
+        kill_at_line(line, lambda: StoreBuffer(10, path=str(directory)), lambda buffer: buffer.push(WIDER))
+        check(line)

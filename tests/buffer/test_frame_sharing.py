@@ -92,3 +92,53 @@ def test_column_that_becomes_wider_gives_up_its_frames() -> None:
     newest = table.gather(table.rows_by_age()[-1:])
     assert np.array_equal(newest['obs'][0], values[54])
     assert np.array_equal(newest['next_obs'][0], values[55])
+
+
+#: Sequences of stacks of frames. Each stack has two frames of the one before. The last value tells the frames apart.
+def float_stacks(length: int) -> np.ndarray:
+    levels = np.repeat(FRAMES[:1], 40, axis=0)
+    levels[:, -1, -1] = np.arange(40)
+    levels[7], levels[20] = levels[3], levels[19]
+    stacks = np.lib.stride_tricks.sliding_window_view(levels, 3, axis=0).transpose(0, 3, 1, 2)
+    values = (stacks[:36] / np.float32(255)).astype(np.float32)
+    return values if not length else values.reshape(-1, length, *values.shape[1:])
+
+
+def as_steps(value: Any) -> Any:
+    return torch.from_numpy(value) if value.ndim == 3 else [torch.from_numpy(step) for step in value]
+
+
+@pytest.mark.parametrize('length', [0, 4])
+@pytest.mark.parametrize('is_strided', [False, True])
+@pytest.mark.parametrize('add', ['extend', 'extend_elements', 'push'])
+def test_frames_of_floats_are_shared_as_their_bytes(add: str, is_strided: bool, length: int) -> None:
+    values = float_stacks(length)
+    given = np.asfortranarray(values) if is_strided else values
+    buffer = StoreBuffer(40)
+    buffer.extend_elements([{'obs': as_steps(each)} for each in given[:1]])
+    if add == 'extend':
+        buffer.extend({'obs': given[1:]}, buffer.schema)
+    else:
+        elements = [{'obs': as_steps(each)} for each in given[1:]]
+        push(buffer, elements) if add == 'push' else buffer.extend_elements(elements)
+    shared = buffer.table.columns.shared['obs']
+    assert shared.pool.frames.dtype == np.uint8
+    assert shared.pool.num_used == 36  # of 38, two are equal to others
+    found = buffer.table.gather(buffer.table.rows_by_age())['obs']
+    assert found.tobytes() == values.tobytes()
+    assert buffer.check() == []
+
+
+@pytest.mark.parametrize('wrong', [0.3, -0.0, float('nan'), 256 / 255])
+@pytest.mark.parametrize('place', [(0, 0), (5, 2), (17, 1), (35, 2)])
+def test_float_that_is_no_byte_makes_the_column_wide(place: Any, wrong: float) -> None:
+    values = float_stacks(0)
+    values[place][0, 0] = wrong
+    buffer = StoreBuffer(40)
+    buffer.extend({'obs': float_stacks(0)[:2]})
+    assert buffer.table.columns.narrow
+    buffer.extend({'obs': values})
+    assert not buffer.table.columns.narrow
+    found = buffer.table.gather(buffer.table.rows_by_age()[2:])['obs']
+    assert found.tobytes() == values.tobytes()
+    assert buffer.check() == []

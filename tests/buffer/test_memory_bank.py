@@ -1,7 +1,10 @@
 """The memory bank, and its readers in other processes."""
 
+import os
+import signal
 import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 
@@ -13,8 +16,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from ding_store.buffer import MemoryBank, StoreBuffer, TableReader
-from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, RowGone, SchemaMismatch, TableLocked
+from ding_store.buffer import MemoryBank, StoreBuffer, TableReader, table_reader
+from ding_store.buffer.table.columns import TableColumns
+from ding_store.errors import (
+    ConfigError,
+    CorruptPayload,
+    NotEnoughSpace,
+    RowGone,
+    SchemaMismatch,
+    StoreTimeout,
+    TableLocked,
+)
 
 STEP, OPENED, STOP = range(3)
 
@@ -305,6 +317,37 @@ def test_reader_beside_a_writer_gets_whole_elements(writer: Tuple[str, Any]) -> 
             assert i == row or i - 1_000_000 >= row
         num_read += 1
     assert num_gone
+
+
+def test_reader_of_a_half_updated_element_waits_for_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner is killed when some columns of an element are those of its update, and others are not yet."""
+    path = str(tmp_path / 'bank')
+    with closing(MemoryBank(8, path=path)) as bank:
+        for i in range(4):
+            bank.append(element(i))
+    overwrite = TableColumns.overwrite
+
+    def killed_half_way(self: TableColumns, slots: Any, columns: Any) -> None:
+        overwrite(self, slots, dict(list(columns.items())[: len(columns) // 2]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def work(tell: Callable[[], None]) -> None:
+        bank = MemoryBank(8, path=path)
+        TableColumns.overwrite = killed_half_way  # type: ignore[method-assign]
+        bank.update(2, element(1_000_002))
+
+    assert Child(work).wait() == -signal.SIGKILL
+    reader = MemoryBank.open(path)
+    monkeypatch.setattr(table_reader, 'PATIENCE_S', 0.05)
+    for read in (reader.gather, reader.gather_batch):
+        with pytest.raises(StoreTimeout, match=r'an update was interrupted. Open the table in its owner, which'):
+            read([2])
+        # Nothing says which rows the update changes.
+        with pytest.raises(StoreTimeout, match=r'within 0.05 s'):
+            read([1])
+    with closing(MemoryBank(8, path=path)) as bank:
+        assert bank.check() == []
+        assert [number(each) for each in reader.gather([0, 1, 2, 3])] == [0, 1, 1_000_002, 3]
 
 
 def test_threads_share_a_bank() -> None:

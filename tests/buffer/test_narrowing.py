@@ -344,8 +344,8 @@ def test_narrow_column_read_during_widening_is_whole(options: dict, monkeypatch:
             assert is_wide.wait(60)
         return read(self, slots)
 
-    def described(self: Durability, made: Any) -> Callable[[], None]:
-        commit = describe(self, made)
+    def described(self: Durability, *made: Any) -> Callable[[], None]:
+        commit = describe(self, *made)
         return lambda: (is_wide.set(), commit())
 
     monkeypatch.setattr(NarrowColumn, 'decode', decoded)

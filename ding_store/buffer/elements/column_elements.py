@@ -56,7 +56,7 @@ class ColumnElements(ElementStore):
         table, schema = self._table, self.schema
         columns = self._columns
         if columns.is_encoded:
-            stored = table.shape.as_stored(schema.encode_parts(elements, columns.narrow))
+            stored = table.shape.as_stored(schema.encode_parts(elements, columns.narrow), as_references=True)
             return lambda slots: columns.store(slots, stored)
         return lambda slots: columns.encode(slots, schema, elements)
 

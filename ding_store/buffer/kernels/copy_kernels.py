@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from numba import carray
 from numba.core import types
 from numba.extending import intrinsic, register_jitable
 
 from ding_store.buffer.array_types import Array
 from ding_store.compiled.cache_lines import (
     LINE,
+    are_equal,
     copy_bytes,
     finish,
     prefetch,
@@ -27,6 +29,7 @@ PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
 COPY_ITEMS = f'void(int64, {_INTS}, {_INTS}, uint8[::1], {_INTS}, boolean)'
 #: The input may be read-only, such as memory of another process.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
+NARROW_FRAMES = f'int64({_INTS}, int64, int64, uint8[:, ::1], int32[::1])'
 _LEVELS = types.Array(types.uint8, 2, 'C', readonly=True)
 WIDEN = types.void(_LEVELS, types.int64[::1], types.float32[:, ::1])
 WIDEN_STEPS = types.boolean(_LEVELS, types.float32[:, :])
@@ -160,7 +163,17 @@ def _float_bits(context: Any, value: Any) -> Any:
     return types.int32(types.float32), generate
 
 
+def _float_pointer(context: Any, address: Any) -> Any:
+    """Return an address as a pointer to float32 values."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
+
+    return types.CPointer(types.float32)(address), generate
+
+
 _bits_of: Any = intrinsic(_float_bits)
+_floats_at: Any = intrinsic(_float_pointer)
 
 #: Adding this to a float rounds it to an integer, which is then in the last byte of the float's bits. The sum is
 #: between 2**23 and 2**24, where all floats are integers.
@@ -170,6 +183,7 @@ _ROUNDING = np.float32(2**23)
 _STEP, _AHEAD = 128, 512
 
 
+@register_jitable
 def narrow(values: Array, levels: Array) -> bool:
     """
     Overview:
@@ -194,6 +208,33 @@ def narrow(values: Array, levels: Array) -> bool:
             wrong |= _bits_of(part[i]) ^ _bits_of(np.float32(level) / np.float32(255))
     is_exact: bool = wrong == 0
     return is_exact
+
+
+def narrow_frames(parts: Array, per_part: int, lag: int, levels: Array, numbers: Array) -> int:
+    """
+    Overview:
+        Convert frames of float32 values k/255 to the bytes k. A frame whose bytes equal those of the frame ``lag``
+        places before it is not converted again.
+    Arguments:
+        - parts (:obj:`np.ndarray`): Addresses of the parts, each of which has ``per_part`` frames.
+        - levels (:obj:`np.ndarray`): Receives the frames that were converted, ``(number, value)``.
+        - numbers (:obj:`np.ndarray`): Receives the number of each frame.
+    Returns:
+        - count (:obj:`int`): The number of frames that were converted. -1 if a value is not exactly k/255.
+    """
+    count, size = 0, levels.shape[1]
+    for i in range(numbers.shape[0]):
+        given = parts[i // per_part] + i % per_part * 4 * size
+        if 0 < lag <= i:
+            k = i - lag
+            if are_equal(parts[k // per_part] + k % per_part * 4 * size, given, 4 * size):
+                numbers[i] = numbers[k]
+                continue
+        if not narrow(carray(_floats_at(given), (size,)), levels[count]):
+            return -1
+        numbers[i] = count
+        count += 1
+    return count
 
 
 def widen(levels: Array, slots: Array, values: Array) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic, register_jitable
+from numba.extending import register_jitable
 
 from ding_store.buffer.array_types import Array
-from ding_store.compiled.cache_lines import copy_bytes, prefetch_early
+from ding_store.compiled.cache_lines import are_equal, copy_bytes, load_byte, load_word, prefetch_early
 
 _HASHES, _INTS, _STATE = 'uint64[::1]', 'int32[::1]', 'int64[::1]'
 INTERN = f'int64(int64, int64, int64, {_HASHES}, {_INTS}, {_INTS}, {_INTS}, {_STATE}, uint64, int64, {_INTS}, int64)'
@@ -25,34 +23,8 @@ NUM_FREE, NUM_EVER, NUM_USED = range(3)
 _PRIME = np.uint64(0x9E3779B185EBCA87)
 _MIX = np.uint64(0xFF51AFD7ED558CCD)
 _SHIFT = np.uint64(33)
-#: Bytes that are compared before the result is looked at.
-_BLOCK = 512
 #: Lines of the next frame that are prefetched.
 _NUM_LINES, _LINE = 12, 64
-
-
-def _load_word(context: Any, address: Any) -> Any:
-    """Load 8 bytes from any address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(64).as_pointer())
-        return builder.load(pointer, align=1)
-
-    return types.uint64(address), generate
-
-
-def _load_byte(context: Any, address: Any) -> Any:
-    """Load a byte from an address."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
-        return builder.zext(builder.load(pointer, align=1), ir.IntType(64))
-
-    return types.uint64(address), generate
-
-
-_word: Any = intrinsic(_load_word)
-_byte: Any = intrinsic(_load_byte)
 
 
 @register_jitable
@@ -63,7 +35,7 @@ def _mixed(value: Any) -> Any:
 
 @register_jitable
 def _step(lane: Any, address: int) -> Any:
-    lane = (lane ^ _word(address)) * _PRIME
+    lane = (lane ^ load_word(address)) * _PRIME
     # A multiplication carries only upwards: bring the upper bits down, or differences in them would cancel each other.
     return lane ^ (lane >> _SHIFT)
 
@@ -80,25 +52,10 @@ def _hash(address: int, num_bytes: int) -> Any:
         e, f, g, h = _step(e, at + 32), _step(f, at + 40), _step(g, at + 48), _step(h, at + 56)
     value = np.uint64(num_bytes)
     for k in range(num_blocks * _LINE, num_bytes):
-        value = (value ^ _byte(address + k)) * _PRIME
+        value = (value ^ load_byte(address + k)) * _PRIME
     for lane in (a, b, c, d, e, f, g, h):
         value = _mixed(value ^ lane) + _PRIME
     return value
-
-
-@register_jitable
-def _are_equal(one: Any, other: int, num_bytes: int) -> bool:
-    for start in range(0, num_bytes, _BLOCK):
-        end = min(start + _BLOCK, num_bytes)
-        last = start + (end - start) // 8 * 8
-        different = np.uint64(0)
-        for k in range(start, last, 8):
-            different |= _word(one + k) ^ _word(other + k)
-        for k in range(last, end):
-            different |= _byte(one + k) ^ _byte(other + k)
-        if different:
-            return False
-    return True
 
 
 @register_jitable
@@ -151,7 +108,7 @@ def intern(
             prefetch_early(given + num_bytes + line * _LINE)
         if 0 < lag <= i:
             frame = np.int64(refs[i - lag])
-            if _are_equal(frames + frame * num_bytes, given, num_bytes):
+            if are_equal(frames + frame * num_bytes, given, num_bytes):
                 counts[frame] += 1
                 refs[i] = frame
                 continue
@@ -173,7 +130,7 @@ def intern(
                 state[NUM_USED] += 1
                 hashes[frame], counts[frame], table[place] = value, 1, frame + 1
                 break
-            if hashes[frame] == value and _are_equal(frames + frame * num_bytes, given, num_bytes):
+            if hashes[frame] == value and are_equal(frames + frame * num_bytes, given, num_bytes):
                 counts[frame] += 1
                 break
             place = (place + 1) & mask

@@ -35,6 +35,7 @@ class Kernels(NamedTuple):
     are_at: Callable[..., bool]
     narrow: Callable[..., bool]
     narrow_freely: Callable[..., bool]
+    narrow_frames: Callable[..., int]
     widen: Callable[..., None]
     widen_many: Callable[..., None]
     widen_steps: Callable[..., bool]
@@ -80,6 +81,7 @@ def _compile(compiled: Compiler) -> Kernels:
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
         copy_items=compiled(copy_kernels.COPY_ITEMS, copy_kernels.copy_items, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        narrow_frames=compiled(copy_kernels.NARROW_FRAMES, copy_kernels.narrow_frames, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
         intern=compiled(frame_kernels.INTERN, frame_kernels.intern, nogil=True),
         widen_steps=compiled(copy_kernels.WIDEN_STEPS, copy_kernels.widen_steps, nogil=True),

@@ -29,7 +29,7 @@ from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.column_memory import ColumnMemory, Replacement
 from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn, is_run
 from ding_store.buffer.table.frame_pool import FramePool
-from ding_store.buffer.table.frame_references import FrameReferences, pool_references
+from ding_store.buffer.table.frame_references import FrameReferences, narrowed_references, pool_references
 from ding_store.buffer.table.frame_sharing import (
     JUDGED_ROWS,
     MIN_RATIO,
@@ -185,7 +185,11 @@ class TableColumns:
         return layout.memory.reading(layout.arrays, slots)
 
     def as_stored(
-        self, columns: Mapping[str, Any], narrowed: Collection[str], replace: Callable[[str], None]
+        self,
+        columns: Mapping[str, Any],
+        narrowed: Collection[str],
+        replace: Callable[[str], None],
+        as_references: bool = False,
     ) -> Columns:
         """
         Overview:
@@ -194,18 +198,23 @@ class TableColumns:
         Arguments:
             - replace (:obj:`Callable`): Receives the name of a column whose form cannot hold a new value. It must
               replace the column by one that can.
+            - as_references (:obj:`bool`): Whether values may become references to frames, for ``store``.
         """
         if any(isinstance(values, FrameReferences) for values in columns.values()):
             columns = {name: self._as_values(name, values) for name, values in columns.items()}
         narrow = self.narrow
         if not narrow and not narrowed:
             return columns
-        stored = dict(columns)
-        for name, values in narrowed_columns(columns, narrow.intersection(columns).difference(narrowed)).items():
+        stored, wide, found = dict(columns), narrow.intersection(columns).difference(narrowed), {}
+        if as_references:
+            found = narrowed_references({name: columns[name] for name in wide.intersection(self.shared)}, self.shared)
+        found.update(narrowed_columns(columns, wide.difference(found)))
+        for name, values in found.items():
             if values is None:
                 replace(name)
                 values = np.asarray(columns[name])
-            stored[name] = values.reshape(-1, *self.specs[name][1])
+            is_whole = isinstance(values, FrameReferences)
+            stored[name] = values if is_whole else values.reshape(-1, *self.specs[name][1])
         for name in set(narrowed) - self.narrow:
             stored[name] = widened(columns[name])
         return stored

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -123,17 +123,19 @@ class Durability:
             self.sync_new(self._columns)
             self._table_dir.describe(self._columns.stored_columns(), info)
 
-    def describing(self, made: StoredColumn) -> Callable[[], None]:
+    def describing(self, made: Sequence[StoredColumn], info: Any) -> Callable[[], None]:
         """
         Overview:
-            Return a function that writes a header with another column, which has the place of the present one by then.
+            Return a function that writes a header with other columns, which have the places of the present ones of
+            their names by then.
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         if self._table_dir is None:
             return _nothing
-        columns = [made if each.name == made.name else each for each in self._columns.stored_columns()]
-        commit = self._table_dir.prepare(columns, self.info)
+        others = {each.name: each for each in made}
+        columns = [others.get(each.name, each) for each in self._columns.stored_columns()]
+        commit = self._table_dir.prepare(columns, info)
 
         def describe() -> None:
             self.sync_new(self._columns)

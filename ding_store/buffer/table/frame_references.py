@@ -10,8 +10,8 @@ import numpy as np
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.table.encodings import gather_frames
-from ding_store.buffer.table.frame_sharing import MIN_BYTES, Shared
-from ding_store.buffer.table.narrowing import gather, widened_columns
+from ding_store.buffer.table.frame_sharing import MIN_BYTES, Shared, lag_of
+from ding_store.buffer.table.narrowing import flat, gather, parts_of, warm_bytes, widened_columns
 from ding_store.compiled import FAR_BYTES
 from ding_store.errors import SchemaMismatch
 
@@ -104,6 +104,34 @@ def with_wide_values(columns: Mapping[str, Any], narrowed: Collection[str]) -> M
     held = {name: columns[name] for name in narrowed if isinstance(columns.get(name), FrameReferences)}
     wide = {name: column.widened() for name, column in held.items() if column.dtype == np.uint8}
     return widened_columns(with_values({**columns, **wide}), [name for name in narrowed if name not in wide])
+
+
+def narrowed_references(columns: Mapping[str, Any], shared: Mapping[str, Shared]) -> Dict[str, Any]:
+    """
+    Overview:
+        Convert float32 columns that share frames to bytes, like ``narrowing.narrowed_columns``. A frame that equals the
+        one of the step before is converted once. Columns without such frames are left out, and all without numba.
+    Returns:
+        - narrowed (:obj:`dict`): Name -> FrameReferences, or None if a value of the column is not exactly k/255. The
+          frames are in memory that is valid until this thread calls again.
+    """
+    kernels = load_kernels()
+    lags = {name: lag_of(shared[name].spec, shared[name].pool.frames.ndim - 1) for name in columns}
+    wanted = {name: list(map(flat, parts_of(columns[name]))) for name, lag in lags.items() if lag and kernels}
+    free = warm_bytes('frames', sum(len(parts) * parts[0].size for parts in wanted.values()))
+    found: Dict[str, Any] = {}
+    for name, parts in wanted.items():
+        assert kernels is not None
+        shape, num_frames = shared[name].pool.frames.shape[1:], shared[name].num_frames
+        size, num_values = prod(shape), len(parts) * parts[0].size
+        levels, free = free[:num_values].reshape(-1, size), free[num_values:]
+        addresses = np.array([part.__array_interface__['data'][0] for part in parts])
+        numbers = np.empty(len(levels), np.int32)
+        count = kernels.narrow_frames(addresses, parts[0].size // size, lags[name], levels, numbers)
+        frames = levels[:count].reshape(-1, *shape)
+        references = numbers.reshape(-1, num_frames)
+        found[name] = None if count < 0 else FrameReferences(frames, references, shared[name].spec[1])
+    return found
 
 
 def pool_references(columns: Mapping[str, FrameReferences], shared: Mapping[str, Shared]) -> Dict[str, Array]:

@@ -40,9 +40,9 @@ def narrowed_columns(columns: Mapping[str, Any], names: Iterable[str]) -> Dict[s
         - narrowed (:obj:`Dict[str, Optional[np.ndarray]]`): Name -> bytes ``(size,)``, or None if a value of the column
           is not exactly k/255.
     """
-    parts = {name: columns[name] if isinstance(columns[name], list) else [columns[name]] for name in names}
+    parts = {name: parts_of(columns[name]) for name in names}
     sizes = {name: len(each) * each[0].size for name, each in parts.items()}
-    free = _warm_bytes(sum(sizes.values()))
+    free = warm_bytes('narrowed', sum(sizes.values()))
     narrowed: Dict[str, Optional[Array]] = {}
     for name, each in parts.items():
         target, free = free[: sizes[name]], free[sizes[name] :]
@@ -62,12 +62,17 @@ def narrow_into(parts: Sequence[Array], narrowed: Array) -> bool:
     convert = _narrow_in_numpy
     if kernels is not None:
         convert = kernels.narrow if parts[0].nbytes <= BRIEF_BYTES else kernels.narrow_freely
-    for part, target in zip(parts, narrowed.reshape(len(parts), -1)):
-        if not (part.flags.c_contiguous and part.flags.aligned):
-            part = part.copy()
-        if not convert(part.reshape(-1), target):
-            return False
-    return True
+    return all(convert(flat(part), target) for part, target in zip(parts, narrowed.reshape(len(parts), -1)))
+
+
+def parts_of(column: Any) -> List[Array]:
+    """Return the arrays of a column that may be the list of its parts."""
+    return column if isinstance(column, list) else [column]
+
+
+def flat(part: Array) -> Array:
+    """Return the values of an array behind each other, as compiled loops take them."""
+    return (part if part.flags.c_contiguous and part.flags.aligned else part.copy()).reshape(-1)
 
 
 def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
@@ -86,8 +91,9 @@ def _narrow_in_numpy(flat: Array, narrowed: Array) -> bool:
     return True
 
 
-def _warm_bytes(size: int) -> Array:
-    return np.empty(size, np.uint8) if size > _MAX_WARM_BYTES else _reused('narrowed', size, np.uint8)[:size]
+def warm_bytes(name: str, size: int) -> Array:
+    """Return so many bytes. This thread gets the same memory for the same name again, unless it is large."""
+    return np.empty(size, np.uint8) if size > _MAX_WARM_BYTES else _reused(name, size, np.uint8)[:size]
 
 
 def widen(narrowed: Array, out: Array) -> None:

@@ -11,6 +11,7 @@ from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.interrupts import finish
 from ding_store.buffer.kernels.constants import EMPTY
+from ding_store.buffer.table.column_memory import Replacement
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.durability import Durability
 from ding_store.buffer.table.fork_guard import ForkGuard
@@ -48,7 +49,9 @@ class TableShape:
         self._frame_listener = FrameListener(columns, index)
         self._listen_for_frames()
 
-    def as_stored(self, columns: Mapping[str, Any], narrowed: Collection[str] = ()) -> Columns:
+    def as_stored(
+        self, columns: Mapping[str, Any], narrowed: Collection[str] = (), as_references: bool = False
+    ) -> Columns:
         """
         Overview:
             Return these columns in the form in which the table stores them. If a column is stored as bytes and a new
@@ -58,10 +61,11 @@ class TableShape:
             - columns (:obj:`Mapping`): Name -> array ``(n, *shape)``. A narrow column may also be the list from
               ``Schema.encode_parts``.
             - narrowed (:obj:`Collection[str]`): Names of columns that are bytes already.
+            - as_references (:obj:`bool`): Whether values may become references to frames, for new rows.
         Raises:
             - NotEnoughSpace: There is no space for a widened column. Nothing changed.
         """
-        return self._columns.as_stored(columns, narrowed, self._widen)
+        return self._columns.as_stored(columns, narrowed, self._widen, as_references)
 
     def add_columns(
         self,
@@ -88,33 +92,39 @@ class TableShape:
             doubled = sorted(set(specs) & set(self._columns))
             if doubled:
                 raise ConfigError(f'the table already has the columns {doubled}. Choose other names.')
-            done: List[bool] = []
+            made: List[Replacement] = []
+            is_begun = False
 
             def add() -> None:
-                missing = {name: spec for name, spec in specs.items() if name not in self._columns}
-                self._columns.add(missing)
+                nonlocal is_begun
+                is_begun = True
+                with self._index.lock if wider_specs else nullcontext():
+                    if made:
+                        # Readers that copy from an old column repeat the read.
+                        self._reads.repeat()
+                    for each in made:
+                        each.replace()
+                    if made:
+                        self._columns.recount(self._index.live_slots)
+                    describe()
+                    added()
+
+            try:
+                self._columns.add(specs)
                 self._listen_for_frames()
                 for name, value in (fill or {}).items():
                     self._columns.fill_value(name, value)
                 known = self._columns.specs
-                wider = [(name, spec) for name, spec in wider_specs.items() if known[name] != spec]
-                replaces = [self._columns.replacing(name, spec).replace for name, spec in wider]
-                with self._index.lock if wider_specs else nullcontext():
-                    if replaces:
-                        # Readers that copy from an old column repeat the read.
-                        self._reads.repeat()
-                    for replace in replaces:
-                        replace()
-                    if replaces:
-                        self._columns.recount(self._index.live_slots)
-                    self._durability.describe(info)
-                    added()
-                done[:] = [True]
-
-            try:
+                for name, spec in wider_specs.items():
+                    if known[name] != spec:
+                        made.append(self._columns.replacing(name, spec))
+                # Before the first column is replaced: there may be no space for the header.
+                describe = self._durability.describing([each.in_header for each in made], info)
                 finish(add)
             except BaseException:
-                if not done:
+                if not is_begun:
+                    for each in made:
+                        each.discard()
                     self._columns.take_back(specs)
                 raise
 
@@ -317,7 +327,7 @@ class TableShape:
         """
         made = self._columns.replacing(name, spec)
         try:
-            describe = self._durability.describing(made.in_header)
+            describe = self._durability.describing([made.in_header], self._durability.info)
         except BaseException:
             made.discard()
             raise

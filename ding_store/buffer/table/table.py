@@ -185,7 +185,7 @@ class Table:
         skipped = max(0, num_rows - self.capacity)
         with self.write_lock:
             self.check_open()
-            columns = self.shape.as_stored(columns, narrowed)
+            columns = self.shape.as_stored(columns, narrowed, as_references=True)
             with self._writes.writing(num_rows - skipped, skipped, note) as (slots, rows):
                 self.columns.store(slots, columns, skipped)
                 if keep is not None:
