@@ -13,11 +13,19 @@ from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
-from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
+from ding_store.launch.router import (
+    FIRST_IDS,
+    activate,
+    claim_node_id,
+    deactivate,
+    new_addresses,
+    peer_addresses,
+    remove_address,
+)
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
-from ding_store.run.claim import claim_role, starting
-from ding_store.run.ending import end_of, silence_s
+from ding_store.run.claim import check_script, claim_role, starting
+from ding_store.run.ending import clear_ended_run, end_of, retire, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
 from ding_store.run.session import RunSession
@@ -34,6 +42,7 @@ def join(
     node_id: Optional[int],
     script: UserScript,
     wait: bool = False,
+    is_owner: bool = False,
 ) -> int:
     """
     Overview:
@@ -42,12 +51,17 @@ def join(
     Arguments:
         - environment (:obj:`Environment`): The variables for the script, which reads its config in this process.
         - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
+        - is_owner (:obj:`bool`): Begin and end the run in place of a launcher: clear an earlier run of this name that
+            has ended, and delete the data of this one when it has ended in order.
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
     if not wait:
         check_running(config, 'Start it with ding-store run, or wait for it with --wait')
     with RunSession(config).store as store:
+        if is_owner:
+            check_script(store, FIRST_IDS[role], script.identity)
+            clear_ended_run(store, config)
         end = end_of(store)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
@@ -69,10 +83,21 @@ def join(
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
-        return script.run()
+        code = script.run()
     finally:
         deactivate()
         remove_address(address)
+    if is_owner:
+        _retire(config)
+    return code
+
+
+def _retire(config: StoreConfig) -> None:
+    """Delete the data of the run if it has ended in order, once all other members have left."""
+    with RunSession(config).store as store:
+        end = end_of(store)
+        if end is not None and not end.failed:
+            retire(store, config.heartbeat_s)
 
 
 def living(store: Store, config: StoreConfig) -> StreamInfo:
