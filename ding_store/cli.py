@@ -29,6 +29,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'jobs': {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
+        'slurm': 'Write a batch script that runs a job on Slurm.',
         'scale': "Change the number of a run's collectors.",
         'stop': 'End a run so that it can resume.',
         'eval': 'Play episodes with a saved policy.',
@@ -151,6 +152,7 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_init(commands)
     _add_run(commands, environment)
     _add_join(commands, environment)
+    _add_slurm(commands, environment)
     _add_scale(commands, environment)
     _add_health(commands)
     _add_retire(commands, environment)
@@ -270,6 +272,12 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
     )
     _add_restarts(parser)
     parser.add_argument(
+        '--capacity',
+        metavar='N',
+        type=_node_id,
+        help='start at most N of the collectors here; others join (default: all)',
+    )
+    parser.add_argument(
         '--explain',
         action='store_true',
         help='list what is replaced in DI-engine, and what each process uses. Without a command, only the list',
@@ -347,6 +355,46 @@ def _add_restarts(parser: argparse.ArgumentParser) -> None:
         help='start a collector or evaluator that dies again, until it has died N times in a row soon after its start '
         '(default: %(default)s; 0: never after such an early death)',
     )
+
+
+def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'slurm',
+        'Write a batch script for Slurm: one node with the learner, the evaluator and Redis, and nodes of\n'
+        'collectors. If it is preempted or its time is over, it is queued again and resumes.',
+        'ding-store slurm --run pong --roles learner=1,collector=32,evaluator=1 --time 12:00:00 \\\n'
+        '      -- python -u main.py > job.sbatch',
+        usage='ding-store slurm --roles ROLE=N,... --time TIME [options] -- python SCRIPT ...',
+    )
+    _add_store_options(parser, environment)
+    _add_settings(parser)
+    parser.add_argument('--roles', metavar='ROLE=N,...', required=True, help='as for run')
+    parser.add_argument('--time', metavar='TIME', required=True, help='time limit in the form of sbatch')
+    parser.add_argument(
+        '--per-node', metavar='N', type=_count, default=8, help='collectors of one node (default: %(default)s)'
+    )
+    parser.add_argument('--cpus', metavar='N', type=_count, default=4, help="cores of the learner's node (default: 4)")
+    parser.add_argument(
+        '--checkpoint', metavar='DIR', help='directory that all nodes see (default: checkpoints/<run> where you submit)'
+    )
+    for part in ('learner', 'collectors'):
+        parser.add_argument(
+            f'--{part}',
+            metavar='OPTIONS',
+            action='append',
+            help=f"further options of sbatch for this part, as in --{part}='--partition=gpu --gres=gpu:1'",
+        )
+    parser.set_defaults(call=_slurm)
+
+
+def _slurm(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.slurm import SlurmJob, parse_options
+
+    parts = [parse_options(words) for words in (options.learner, options.collectors)]
+    fields = (options.roles, command, options.time, options.per_node, options.cpus, options.checkpoint, *parts)
+    sys.stdout.write(SlurmJob(*fields, settings=options.settings).text(_config(options)))
+    return 0
 
 
 def _add_scale(commands: argparse._SubParsersAction, environment: Environment) -> None:
@@ -833,7 +881,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     )
     with uses() as used:
         environment = replace(environment, uses=used.path)
-        sizes = dict(bounds=parse_bounds(options.roles), restarts=options.restarts)
+        sizes = dict(bounds=parse_bounds(options.roles), restarts=options.restarts, capacity=options.capacity)
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, **sizes)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step

@@ -269,8 +269,8 @@ class StoreConfig:
         - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
             copy per host, if the types are equal. **Warning:** they are read-only. Writing to them crashes the process.
         - store_options (:obj:`dict`): Further keyword arguments of ``open_store``.
-        - launched, joined, health (:obj:`Optional[str]`), num_learners, rank (:obj:`int`): How this process was started,
-            see ``Environment``. No keys of the block.
+        - launched, joined, health (:obj:`Optional[str]`), num_learners, rank (:obj:`int`): How this process was
+            started, see ``Environment``. No keys of the block.
     """
 
     enable: bool = True

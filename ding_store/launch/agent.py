@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
 from ding_store.config import StoreConfig
-from ding_store.environment import Environment, write_environment
+from ding_store.environment import Environment
 from ding_store.errors import ConfigError
 from ding_store.launch import log_dir
 from ding_store.launch.job import Job
@@ -25,7 +25,6 @@ from ding_store.launch.user_script import UserScript, preload
 from ding_store.run.ending import end_of
 from ding_store.run.format import check_format
 from ding_store.run.health import Health
-from ding_store.run.members import launch
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import num_learners_of
 
@@ -37,11 +36,9 @@ class Agent(Job):
         Starts this host's share of the collectors of a run that has a launcher elsewhere. It neither begins nor ends
         the run.
     Arguments:
-        - capacity (:obj:`int`): Most collectors of this host.
         - waits (:obj:`bool`): Also join a run that has no living member yet.
     """
 
-    capacity: int = 1
     waits: bool = False
     num_running_learners: int = 1
     has_left: bool = False
@@ -52,14 +49,13 @@ class Agent(Job):
 
     def serve(self, out: Any) -> int:
         """Join the run, and return the exit code when it has ended, or when a signal has asked this host to leave."""
-        joined = self._look()
+        self.joined = self._look()
         self._make_log_dir()
         held = log_dir.hold(self.log_dir)
         self.say = lambda text: print_to(out, line(printable(text), 'agent') + '\n')
         with signals_as_interrupt():
             try:
                 self._prepare_environment()
-                self._pass_on(joined)
                 preload()
                 self.nursery = Nursery()
                 return self._serve()
@@ -80,18 +76,12 @@ class Agent(Job):
             self.num_running_learners = num_learners_of(store)
         return None if found is None else found.epoch
 
-    def _pass_on(self, joined: Optional[str]) -> None:
-        """Set the variables of the collectors, which do not begin a run that was deleted meanwhile."""
-        learners = str(self.num_learners) if self.num_learners > 1 else None
-        launched = launch(self.config.launched)
-        write_environment(replace(self.environment, launched=launched, joined=joined, learners=learners))
-
     def _serve(self) -> int:
         session = RunSession(self.config)
         health = Health(self.config.health, 'agent', 0)
         try:
             session.watch()
-            self.staff.join(session.store, self.capacity)
+            self.staff.join(session.store, self.capacity or 1)
             self.say(f'this host starts up to {self.capacity} collectors of run {self.config.run!r}')
             code = self.watch(session, health.beat)
             self.say('left the run' if session.finish_reason is None else f'the run has ended: {session.finish_reason}')

@@ -158,6 +158,7 @@ class Job:
         - debug (:obj:`str`): Role whose first process uses this terminal instead of a log file. '': none.
         - environment (:obj:`Environment`): The variables for the roles. ``config`` has their URL and run.
         - bounds (:obj:`Optional[Tuple[int, int]]`): Bounds of the number of collectors. The run then sizes itself.
+        - capacity (:obj:`Optional[int]`): Most collectors of this host. Others join. None: no limit.
         - restarts (:obj:`int`): Early deaths in a row after which a collector or an evaluator is given up.
         - say (:obj:`Callable`): Function that shows a message to the user.
     """
@@ -172,6 +173,7 @@ class Job:
     environment: Environment = Environment()
     bounds: Optional[Tuple[int, int]] = None
     restarts: int = 3
+    capacity: Optional[int] = None
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
@@ -185,6 +187,7 @@ class Job:
     group: str = ''  # name of the learners that started together, if there are several
     regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
     nursery: Optional[Nursery] = None
+    joined: Optional[str] = None  # see ``Environment``. None: this launcher begins the run
     staff: Staff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -240,7 +243,7 @@ class Job:
             session.hold(lease, f'the job of {lease.owner.place}')
             decide_num_learners(session.store, self.num_learners)
             session.upheld.append(LEARNERS)
-            self.staff.begin(session.store, self.roles['collector'], self.bounds)
+            self.staff.begin(session.store, self.roles['collector'], self.bounds, self.capacity)
             return self._watched(session, out)
         finally:
             session.close()
@@ -317,7 +320,10 @@ class Job:
         self._prepare_environment()
         preload()
         self.group = uuid.uuid4().hex[:12]
-        nodes = [self._node(role, i) for role in ROLES for i in range(self.roles.get(role, 0))]
+        numbers = {**self.roles, 'collector': self.roles['collector']}
+        if self.capacity is not None:
+            numbers['collector'] = min(numbers['collector'], self.capacity)
+        nodes = [self._node(role, i) for role in ROLES for i in range(numbers.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id, rank) in enumerate(nodes):
             self.processes.append(self._fork(role, node_id, rank, self.addresses[i], self.addresses[:i], len(nodes)))
@@ -344,7 +350,7 @@ class Job:
     def _prepare_environment(self) -> None:
         url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
         learners = str(self.num_learners) if self.num_learners > 1 else None
-        settings = dict(url=url, run=run, launched=launched, joined=None, learners=learners, rank=None)
+        settings = dict(url=url, run=run, launched=launched, joined=self.joined, learners=learners, rank=None)
         write_environment(replace(self.environment, **settings))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
         # per core each slow one another down far below one thread each.
@@ -535,6 +541,10 @@ class Job:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
         self.regroup_by_s = time.monotonic() + LEAVE_S
+
+    def report(self, text: str) -> None:
+        """Show a message to the user."""
+        self.say(text)
 
     def join_command(self) -> str:
         """Return the command that adds a collector, if run in the directory that this command was started in."""

@@ -79,11 +79,13 @@ def join(
     learners = str(num) if num > 1 else None
     write_environment(replace(environment, launched=launch(config.launched), joined=joined, learners=learners))
     import_di_engine()
+    from ding_store.middleware.leave_on_signal import exit_code
+
     install()
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
-        code = script.run()
+        code = exit_code(script.run())
     finally:
         deactivate()
         remove_address(address)

@@ -11,6 +11,8 @@ from typing import Optional
 FIRST_S, LONGEST_S = 1.0, 30.0
 #: A process that fails by itself is not failing early if it has worked for so long.
 WORKED_S = 60.0
+#: The exit status of a process that has left the run in order because of SIGTERM.
+LEFT = 128 + signal.SIGTERM
 #: Signals that come from outside, and say nothing about the program: a person, a scheduler, or the kernel without
 #: memory.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -37,7 +39,7 @@ class Restarts:
             - code (:obj:`int`): The exit status, or the negative number of the signal.
             - worked_s (:obj:`Optional[float]`): Seconds since the process began to work. None: it had not begun.
         """
-        was_ended = code == 0 or -code in FROM_OUTSIDE
+        was_ended = code in (0, LEFT) or -code in FROM_OUTSIDE
         is_early = worked_s is None or (not was_ended and worked_s < WORKED_S)
         self.num_early = self.num_early + 1 if is_early else 0
         if code == os.EX_CONFIG or self.num_early > self.limit:

@@ -88,7 +88,9 @@ class Role:
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()
-        return code
+        from ding_store.middleware.leave_on_signal import exit_code
+
+        return exit_code(code)
 
     def spawn(self, log: Path) -> int:
         """Start a new interpreter with this role and append its output to ``log``. Return its pid."""

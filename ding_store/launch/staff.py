@@ -6,11 +6,12 @@ import contextlib
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Protocol, Tuple
 
+from ding_store.config import StoreConfig
 from ding_store.errors import StoreError
 from ding_store.launch.process import Process, bury, member_of, report_given_up
-from ding_store.launch.restarts import Restarts
+from ding_store.launch.restarts import LEFT, Restarts
 from ding_store.launch.router import claim_node_id
 from ding_store.metrics.figures import Figures
 from ding_store.metrics.sizing import Sizing
@@ -19,13 +20,24 @@ from ding_store.run.scale import NO_BOUND, Host, Seat, Target, change_target, pu
 from ding_store.run.session import RunSession
 from ding_store.storage.store import Store
 
-if TYPE_CHECKING:
-    from ding_store.launch.job import Job
-
 #: Seconds that a collector may take to leave, until SIGKILL. It leaves by itself after 8 s.
 RETIRE_S = 10.0
 #: How often the wanted number is read.
 LOOK_EVERY_S = 1.0
+
+
+class Work(Protocol):
+    """What this module needs of a job, see ``ding_store.launch.job.Job``."""
+
+    config: StoreConfig
+    processes: List[Process]
+    failed: Optional[str]
+
+    def report(self, text: str) -> None: ...
+
+    def join_command(self) -> str: ...
+
+    def start_process(self, role: str, node_id: int) -> Process: ...
 
 
 class Staff:
@@ -33,11 +45,11 @@ class Staff:
     Overview:
         Starts, restarts and retires collectors of one host, and restarts its evaluator.
     Arguments:
-        - job (:obj:`Job`): Has the processes, and starts new ones.
+        - job (:obj:`Work`): Has the processes, and starts new ones.
         - limit (:obj:`int`): See ``Restarts``.
     """
 
-    def __init__(self, job: Job, limit: int) -> None:
+    def __init__(self, job: Work, limit: int) -> None:
         self._job, self._limit = job, limit
         self._restarts: Dict[Tuple[str, int], Restarts] = {}
         self._pending: List[Tuple[float, Process]] = []  # when to start it again, and what died
@@ -53,12 +65,15 @@ class Staff:
     def has_pending(self) -> bool:
         return bool(self._pending)
 
-    def begin(self, store: Store, number: int, bounds: Optional[Tuple[int, int]]) -> None:
+    def begin(
+        self, store: Store, number: int, bounds: Optional[Tuple[int, int]], capacity: Optional[int] = None
+    ) -> None:
         """Put the wanted number of collectors, as the launcher of the run."""
         least, most = bounds or (1, NO_BOUND)
         self._target = Target(number, least, most)
         put_target(store, self._target)
-        self._seat = Seat(store, Host(number, most))
+        room = most if capacity is None else capacity
+        self._seat = Seat(store, Host(min(number, room), room))
         if bounds is not None:
             self._sizing = Sizing(least, most)
 
@@ -78,7 +93,7 @@ class Staff:
         delay_s = None if process.is_debugged else restarts.after(code, worked_s)
         if delay_s is not None:
             bury(members, process, store, f'it {how}, and is started again in {delay_s:g} s')
-            self._job.say(f'it is started again in {delay_s:g} s')
+            self._job.report(f'it is started again in {delay_s:g} s')
             self._pending.append((time.monotonic() + delay_s, process))
             return True
         last = member.reason if member is not None and member.reason else f'it {how}'
@@ -89,16 +104,16 @@ class Staff:
             reason = f'given up: it failed with a ConfigError, which would occur again: {last}'
         self._given_up.append(process)
         report_given_up(members, process, store, reason, launch(self._job.config.launched))
-        self._job.say(f'{process.title} is {reason}')
+        self._job.report(f'{process.title} is {reason}')
         if process.role != 'collector' or not self._has_collectors(members):
             return False
-        self._job.say(f'the run goes on without it; this adds another:\n  {self._job.join_command()}')
+        self._job.report(f'the run goes on without it; this adds another:\n  {self._job.join_command()}')
         return True
 
     def left(self, process: Process, code: int) -> None:
         """Note the end of a process that was asked to leave."""
         self._retire_by.pop(process.pid, None)
-        self._job.say(f'{process.title} has left' if code == 0 else f'{process.title} was ended')
+        self._job.report(f'{process.title} has left' if code == LEFT else f'{process.title} was ended')
 
     def _has_collectors(self, members: Members) -> bool:
         """Return True if a collector runs or is started again, on this host or another."""
@@ -130,7 +145,7 @@ class Staff:
         self._pending = [(at, process) for at, process in self._pending if at > now]
         started = [self._job.start_process(process.role, process.node_id) for process in due]
         for successor in started:
-            self._job.say(f'started again as {successor.title}')
+            self._job.report(f'started again as {successor.title}')
         return started
 
     def _resize(self, store: Store) -> List[Process]:
@@ -155,13 +170,13 @@ class Staff:
                 put_target(store, self._target)  # the server lost its memory
             return None
         if target != self._target and self._target is not None and target.number != self._target.number:
-            self._job.say(f'collectors: {self._target.number} become {target.number}')
+            self._job.report(f'collectors: {self._target.number} become {target.number}')
         self._target = target
         if self._sizing is not None and not target.is_by_hand:
             figures = Figures.of(self._refreshed(store))
             number = self._sizing.step(now, figures, target.number)
             if number != target.number:
-                self._job.say(f'collectors: {target.number} become {number}, because {self._sizing.reason}')
+                self._job.report(f'collectors: {target.number} become {number}, because {self._sizing.reason}')
                 changed = change_target(store, lambda old: old if old.is_by_hand else old._replace(number=number))
                 self._target = changed or target
         return self._seat.share(self._target.number)

@@ -1,12 +1,12 @@
-"""How many collectors a run needs, from what its learner and its collectors wait for."""
+"""The number of collectors that a run needs, from what its learner and its collectors wait for."""
 
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import Mapping, Optional
 
 from ding_store.metrics.figures import Figures
-from ding_store.metrics.record import shares
+from ding_store.metrics.record import shares as shares_between
 
 #: Seconds of one measurement. It begins when the wanted number of collectors reports, or after ``START_S``.
 MEASURE_S, START_S = 8.0, 45.0
@@ -22,6 +22,20 @@ LEAP = 3.0
 #: A larger number must bring this part of the env steps/s that it promises. Otherwise the one before is restored, and
 #: kept for ``HOLD_S``.
 WORTH, HOLD_S = 0.2, 300.0
+
+
+def collectors_needed(shares: Mapping[str, float], number: int) -> Optional[float]:
+    """
+    Overview:
+        Return how many collectors would let the learner and the collectors wait least, or None if that is not known.
+    Arguments:
+        - shares (:obj:`Mapping`): See ``ding_store.metrics.record.shares``.
+        - number (:obj:`int`): The collectors that run.
+    """
+    if 'learner_wait_experience' not in shares or not number:
+        return None
+    starved, idle = shares['learner_wait_experience'], shares.get('collector_wait_learner', 0.0)
+    return number * (1.0 - idle) / max(1.0 - starved, 1.0 / LEAP)
 
 
 class Sizing:
@@ -65,7 +79,7 @@ class Sizing:
         before, self._before, seconds = self._before, figures, now_s - self._began_s
         self._began_s = now_s
         self._rate = (figures.learner_step - before.learner_step) / seconds
-        found = shares(before, figures)
+        found = shares_between(before, figures)
         if 'learner_wait_experience' not in found:
             return number
         if self._is_worthless(number):

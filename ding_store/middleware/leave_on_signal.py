@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from types import FrameType
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 from ding_store.errors import StoreError
 from ding_store.run.last_checkpoint import SAME_S
@@ -20,6 +20,15 @@ logger = logging.getLogger(__name__)
 #: Seconds that the present iteration may take after the signal. Then the process leaves without its unfinished chunk.
 #: Platforms and launchers wait longer than this before they kill.
 ITERATION_S = 8.0
+#: Exit status of a process that has left at the signal, as a shell says it: the work is not complete, so a platform
+#: that wants it done starts another.
+EXIT_CODE = 128 + signal.SIGTERM
+_sessions: List[RunSession] = []
+
+
+def exit_code(code: int) -> int:
+    """Return the exit status of this process, whose script has ended with ``code``."""
+    return EXIT_CODE if code == 0 and any(session.leaves_alone for session in _sessions) else code
 
 
 def leave_on_signal(session: RunSession) -> None:
@@ -48,6 +57,7 @@ def leave_on_signal(session: RunSession) -> None:
             session.ask_to_leave()
             came.put(number)
 
+    _sessions.append(session)
     threading.Thread(target=_attend, args=(came, session), name='ding_store-leave', daemon=True).start()
     signal.signal(signal.SIGTERM, handle)
 
@@ -60,7 +70,7 @@ def _attend(came: Any, session: RunSession) -> None:
     try:
         if session.leave_at_once():
             logger.warning('ding_store: the iteration has not ended within %.0f s: its chunk is dropped', ITERATION_S)
-            os._exit(0)
+            os._exit(EXIT_CODE)
     except StoreError as error:
         logger.warning('ding_store: this process could not leave its run in order: %s', error)
         os._exit(1)
