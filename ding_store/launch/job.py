@@ -20,7 +20,9 @@ from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import ConfigError, StoreError
+from ding_store.file_systems import shared_at
 from ding_store.launch import log_dir, warn_once
+from ding_store.launch.log_lines import line
 from ding_store.launch.nursery import Nursery, NurseryLost
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
@@ -216,6 +218,7 @@ class Job:
         if checkpoints is not None:
             where = printable(str(checkpoints['path']))
             print_to(out, f'run {self.config.run!r} goes on from its checkpoints in {where}\n')
+        warn_of_shared_store(self.config.url, out)
         self._make_log_dir()
         held = log_dir.hold(self.log_dir)
         with signals_as_interrupt():
@@ -657,6 +660,20 @@ class Job:
         for process in self.processes:
             if process.code is None:
                 os.kill(process.pid, signal.SIGKILL)
+
+
+def warn_of_shared_store(url: str, out: Any) -> None:
+    """Warn if an embedded store lies on a file system that other hosts share."""
+    root = root_of(url)
+    shared = None if root is None else shared_at(root)
+    if shared is not None:
+        print_to(
+            out,
+            line(
+                f'WARNING {root} is on {shared.kind}: each write of the store goes to a file server, and two hosts '
+                'must not use it at once. Use --store embedded:///tmp/NAME, or a Redis server\n'
+            ),
+        )
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:
