@@ -9,7 +9,6 @@ from ding_store import file_systems
 from ding_store.doctor.machine_checks import check_shared_file_systems
 from ding_store.errors import ConfigError
 from ding_store.file_systems import FileSystem, file_system_of, shared_at
-from ding_store.storage.embedded.supervisor.sockets import make_socket_directory, remove_socket_directory
 from ding_store.storage.shared_memory.cache_dir import open_cache_dir
 
 LINE = '{number} 25 0:{number} / {at} rw,relatime shared:1 - {kind} source rw\n'
@@ -65,16 +64,6 @@ def test_host_cache_on_a_shared_file_system_is_refused(mounted):
     root = mounted(home='nfs4')
     with pytest.raises(ConfigError, match=r'host_cache_dir .* is on nfs4, which other hosts may share'):
         open_cache_dir('r', str(root / 'home' / 'cache'))
-
-
-def test_sockets_avoid_a_shared_tmpdir(mounted, monkeypatch):
-    root = mounted(home='lustre')
-    monkeypatch.setenv('TMPDIR', str(root / 'home'))
-    directory = make_socket_directory()
-    try:
-        assert not directory.startswith(str(root))
-    finally:
-        remove_socket_directory(os.path.join(directory, 'redis.sock'))
 
 
 def test_doctor_names_what_lies_on_a_shared_file_system(monkeypatch, tmp_path):

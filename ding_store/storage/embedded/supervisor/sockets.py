@@ -10,8 +10,6 @@ import stat
 import struct
 from typing import Iterator, Tuple
 
-from ding_store.file_systems import shared_at
-
 MAX_SOCKET_PATH_BYTES = 107  # size of sockaddr_un.sun_path without its final zero
 CONTROL, REDIS = 'control.sock', 'redis.sock'
 
@@ -25,10 +23,6 @@ def make_socket_directory() -> str:
     """
     reasons = []
     for parent in _parents():
-        shared = shared_at(parent)
-        if shared is not None:
-            reasons.append(f'{parent} is on {shared.kind}, which other hosts may share')
-            continue
         try:
             return _make_private(parent)
         except OSError as e:
