@@ -188,6 +188,7 @@ class Job:
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
     group: str = ''  # name of the learners that started together, if there are several
     regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
+    is_misconfigured: bool = False  # the run failed because of a ConfigError in a script
     nursery: Optional[Nursery] = None
     joined: Optional[str] = None  # see ``Environment``. None: this launcher begins the run
     staff: Staff = field(init=False)
@@ -443,7 +444,7 @@ class Job:
                     self._kill_all()
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
-        return 1 if self.failed else 0
+        return os.EX_CONFIG if self.is_misconfigured else 1 if self.failed else 0
 
     def _expects_more(self, session: RunSession) -> bool:
         """Return True if processes will be started although none runs."""
@@ -625,7 +626,7 @@ class Job:
         bury(Members(store).refresh(), process, store, 'it crashed')
 
     def _give_up(self, process: Process, how: str, session: RunSession) -> None:
-        self.failed = f'{process.title} {how}'
+        self.failed, self.is_misconfigured = f'{process.title} {how}', process.code == os.EX_CONFIG
         session.finish(self.failed, failed=True)
         end = end_of(session.store)  # the process itself may have reported its failure first
         if end is not None and end.failed:

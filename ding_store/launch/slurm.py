@@ -106,22 +106,23 @@ TEMPLATE = """#!/bin/bash
 umask 077
 export DING_STORE_RUN=@NAME@
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/ding_store-slurm-XXXXXX")  # of this node, not shared
-server=
+server= learner= collectors=
 stopped=
 end() { kill ${server:+"$server"} 2>/dev/null || true; wait || true; rm -rf "$scratch"; }
 trap end EXIT
 # Before the time limit, Slurm asks this script to end. The steps receive the signal, and the job is queued again.
-trap 'stopped=1; kill -TERM $(jobs -p) 2>/dev/null || true' TERM
+trap 'stopped=1; kill -TERM "$learner" "$collectors" 2>/dev/null || true' TERM
 
 # With DING_STORE_URL in the environment of sbatch, that server is used. Otherwise this node starts one for the job.
 if [ -z "${DING_STORE_URL:-}" ]; then
-    read -r program port password < <(python -c '
+    # The substitution ends when Python has, and so has let go of the port.
+    read -r program port password <<< "$(python -c '
 import secrets, socket
 from ding_store.storage.embedded.private_server import find_server
 free = socket.socket()
 free.bind(("", 0))
-print(find_server(), free.getsockname()[1], secrets.token_hex(16))')
-    printf '%s\\n' "port $port" "dir $scratch" 'bind *' "requirepass $password" 'save ""' 'appendonly no' \\
+print(find_server(), free.getsockname()[1], secrets.token_hex(16))')"
+    printf '%s\\n' "port $port" "dir $scratch" 'bind 0.0.0.0' "requirepass $password" 'save ""' 'appendonly no' \\
         'maxmemory-policy noeviction' > "$scratch/redis.conf"
     "$program" "$scratch/redis.conf" > "$scratch/redis.log" &
     server=$!

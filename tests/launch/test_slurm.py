@@ -7,10 +7,8 @@ import signal
 import subprocess
 
 import pytest
-from jobs import DEADLINE_S, DING_STORE, TINY, ding_store, environment, job, table
+from jobs import DING_STORE, TINY, Job, ding_store, environment, job, table
 from redis_server import find_binary
-
-from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -86,7 +84,7 @@ def slurm(tmp_path):
     return environment(PATH=f'{bin_}:{os.environ["PATH"]}', SLURM_JOB_ID='7', TMPDIR=str(tmp_path))
 
 
-class Batch:
+class Batch(Job):
     """The batch script, as slurmd runs it on the first node of the job."""
 
     def __init__(self, cwd, variables, name):
@@ -95,29 +93,11 @@ class Batch:
             options = dict(cwd=cwd, env=variables, stdout=out, stderr=out, start_new_session=True)
             self.process = subprocess.Popen(['bash', 'job.sbatch'], **options)
 
-    @property
-    def text(self):
-        return self.out.read_text(errors='replace')
-
-    def wait_for(self, condition, what):
-        def is_so():
-            assert self.process.poll() is None, f'ended before {what}:\n{self.text}'
-            return condition()
-
-        try:
-            eventually(is_so, what)
-        except AssertionError as error:
-            raise AssertionError(f'{error}\n{self.text}') from None
-
-    def wait(self):
-        return self.process.wait(DEADLINE_S)
-
     def close(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(DEADLINE_S)
+        self.kill_group()
 
 
+@pytest.mark.long
 def test_job_at_its_time_limit_is_queued_again_and_resumes(tmp_path, slurm):
     code, text = script(tmp_path, '--per-node', 2)
     assert code == 0, text
