@@ -189,7 +189,7 @@ def check_ditask(words: List[str]) -> None:
 
 
 #: What a reader has, or gets from the system: not ours to check.
-SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server', 'source', 'tensorboard')
+SYSTEM_PROGRAMS = ('apt-get', 'docker', 'export', 'kubectl', 'redis-server', 'sbatch', 'source', 'tensorboard')
 
 
 def check_command(words: List[str]) -> None:
