@@ -106,12 +106,13 @@ TEMPLATE = """#!/bin/bash
 umask 077
 export DING_STORE_RUN=@NAME@
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/ding_store-slurm-XXXXXX")  # of this node, not shared
-server= learner= collectors=
+server=
 stopped=
 end() { kill ${server:+"$server"} 2>/dev/null || true; wait || true; rm -rf "$scratch"; }
 trap end EXIT
 # Before the time limit, Slurm asks this script to end. The steps receive the signal, and the job is queued again.
-trap 'stopped=1; kill -TERM "$learner" "$collectors" 2>/dev/null || true' TERM
+# srun itself would kill them at a signal.
+trap 'stopped=1; scancel --signal=TERM "$SLURM_JOB_ID" || true' TERM
 
 # With DING_STORE_URL in the environment of sbatch, that server is used. Otherwise this node starts one for the job.
 if [ -z "${DING_STORE_URL:-}" ]; then
@@ -139,6 +140,8 @@ learner=$!
 code=0
 wait "$learner" || code=$?
 while kill -0 "$learner" 2>/dev/null; do wait "$learner" || code=$?; done  # a signal has ended the wait
+# They leave when the run has ended. If it could not begin, they would wait for it.
+for _ in $(seq 30); do kill -0 "$collectors" 2>/dev/null || break; sleep 1; done
 kill -TERM "$collectors" 2>/dev/null || true
 wait "$collectors" || true
 if [ -n "$stopped" ] && [ "$code" -ne 0 ]; then

@@ -113,7 +113,7 @@ class Staff:
     def left(self, process: Process, code: int) -> None:
         """Note the end of a process that was asked to leave."""
         self._retire_by.pop(process.pid, None)
-        self._job.report(f'{process.title} has left' if code == LEFT else f'{process.title} was ended')
+        self._job.report(f'{process.title} has left' if code in (0, LEFT) else f'{process.title} was ended')
 
     def _has_collectors(self, members: Members) -> bool:
         """Return True if a collector runs or is started again, on this host or another."""
