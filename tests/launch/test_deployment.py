@@ -145,7 +145,6 @@ def test_sigterm_asks_the_session_to_leave(monkeypatch, no_handler):
     codes = []
     monkeypatch.setattr(module, 'ITERATION_S', 0.0)
     monkeypatch.setattr(os, '_exit', lambda code: (codes.append(code), ended.set()))
-    monkeypatch.setattr(module, '_sessions', [])
     session = Session()
     module.leave_on_signal(session)
     assert module.exit_code(0) == 0

@@ -3,7 +3,7 @@
 import pytest
 
 from ding_store.metrics.figures import Figures
-from ding_store.metrics.sizing import HOLD_S, Sizing
+from ding_store.metrics.sizing import HOLD_S, Sizing, collectors_needed
 
 
 class Model:
@@ -93,3 +93,11 @@ def test_sizing_waits_until_all_collectors_report():
     assert model.run(30) == 2
     model.as_figures = as_figures
     assert model.run(60) > 2
+
+
+def test_needed_collectors_follow_both_waits():
+    assert collectors_needed({}, 4) is None
+    assert collectors_needed({'learner_wait_experience': 0.5}, 4) == 8.0
+    assert collectors_needed({'learner_wait_experience': 0.0, 'collector_wait_learner': 0.75}, 8) == 2.0
+    assert collectors_needed({'learner_wait_experience': 1.0}, 4) == 4 * 3.0  # one step up is limited
+    assert collectors_needed({'learner_wait_experience': 0.5}, 0) is None
