@@ -61,9 +61,8 @@ class RunCollector(Collector):
             text = "Rows sampled per row inserted since the learner's start."
             yield self._gauge('samples_per_insert', text, {(): status['samples_per_insert']})
         needed = collectors_needed(status['shares'], figures['num_collectors'])
-        if needed is not None:
-            text = 'Collectors that the learner needs, by what it and they have waited for since the last scrape.'
-            yield self._gauge('collectors_needed', text, {(): needed})
+        text = 'Collectors that the learner needs, by what it and they have waited for since the last scrape.'
+        yield self._gauge('collectors_needed', text, {} if needed is None else {(): needed})
         versions = {(name,): version for name, version in figures['policy_versions'].items()}
         yield self._gauge('policy_version', "Version of the learner's policy.", versions, 'policy')
         lags = {(name,): lag for name, lag in figures['policy_lags'].items()}
