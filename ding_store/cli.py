@@ -881,7 +881,9 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     )
     with uses() as used:
         environment = replace(environment, uses=used.path)
-        sizes = dict(bounds=parse_bounds(options.roles), restarts=options.restarts, capacity=options.capacity)
+        sizes: Dict[str, Any] = dict(
+            bounds=parse_bounds(options.roles), restarts=options.restarts, capacity=options.capacity
+        )
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, **sizes)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step

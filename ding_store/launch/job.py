@@ -28,6 +28,7 @@ from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.process import Process, bury
 from ding_store.launch.progress import Display, summary, table
+from ding_store.launch.restarts import LEFT
 from ding_store.launch.role_process import Role, redirect
 from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.launch.staff import Staff
@@ -500,11 +501,13 @@ class Job:
                 'ended before the run did (check that its script uses both exchangers, and separates its roles, '
                 'e.g. with `task.add_role`)'
             )
-        if code < 0 and process.role == 'evaluator' and self._should_leave(session):
+        if code == LEFT and process.role != 'learner':
+            how = 'has left at a SIGTERM'
+        if (code < 0 or code == LEFT) and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return []
         self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
-        if code > 0 and not process.is_debugged:
+        if code > 0 and code != LEFT and not process.is_debugged:
             self.say(_tail(process.log))
         end = end_of(session.store)
         if process.role == 'collector' and end is not None and not end.failed:

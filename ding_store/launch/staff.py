@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from typing import Dict, List, Optional, Protocol, Tuple
+from typing import Dict, List, Optional, Protocol, Sequence, Tuple
 
 from ding_store.config import StoreConfig
 from ding_store.errors import StoreError
@@ -60,6 +60,7 @@ class Staff:
         self._target: Optional[Target] = None
         self._sizing: Optional[Sizing] = None
         self._look_at = 0.0
+        self._is_launcher = False  # of the run, and so puts the wanted number
 
     @property
     def has_pending(self) -> bool:
@@ -70,7 +71,7 @@ class Staff:
     ) -> None:
         """Put the wanted number of collectors, as the launcher of the run."""
         least, most = bounds or (1, NO_BOUND)
-        self._target = Target(number, least, most)
+        self._target, self._is_launcher = Target(number, least, most), True
         put_target(store, self._target)
         room = most if capacity is None else capacity
         self._seat = Seat(store, Host(min(number, room), room))
@@ -166,11 +167,13 @@ class Staff:
         self._seat.renew()
         target = target_of(store)
         if target is None:
-            if self._target is not None and self._sizing is not None:
+            if self._is_launcher and self._target is not None:
                 put_target(store, self._target)  # the server lost its memory
             return None
         if target != self._target and self._target is not None and target.number != self._target.number:
             self._job.report(f'collectors: {self._target.number} become {target.number}')
+            if target.is_by_hand:
+                self._given_up.clear()  # a person may have mended the cause
         self._target = target
         if self._sizing is not None and not target.is_by_hand:
             figures = Figures.of(self._refreshed(store))
@@ -195,14 +198,17 @@ class Staff:
             self._retire_by[process.pid] = time.monotonic() + RETIRE_S
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGTERM)
-        return [self._job.start_process('collector', self._new_node_id(store)) for _ in range(max(0, more))]
+        ids: List[int] = []  # all of them before the first start: the store may go away in between
+        while len(ids) < more:
+            ids.append(self._new_node_id(store, ids))
+        return [self._job.start_process('collector', node_id) for node_id in ids]
 
-    def _new_node_id(self, store: Store) -> int:
+    def _new_node_id(self, store: Store, taken: Sequence[int]) -> int:
         """Return the lowest node id of a collector of this host that has left, or a new one."""
-        own = {each.node_id for each in self._job.processes if each.role == 'collector'}
+        own = {*taken, *(each.node_id for each in self._job.processes if each.role == 'collector')}
         running = [each for each in self._job.processes if each.code is None]
         used = {each.node_id for each in [*running, *(each for _, each in self._pending), *self._given_up]}
-        free = own - used
+        free = own - used - set(taken)
         return min(free) if free else claim_node_id(store, 'collector', own)
 
     def retire_all(self) -> None:

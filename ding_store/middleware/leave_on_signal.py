@@ -70,7 +70,7 @@ def _attend(came: Any, session: RunSession) -> None:
     try:
         if session.leave_at_once():
             logger.warning('ding_store: the iteration has not ended within %.0f s: its chunk is dropped', ITERATION_S)
-            os._exit(EXIT_CODE)
+            os._exit(EXIT_CODE if session.leaves_alone else 0)
     except StoreError as error:
         logger.warning('ding_store: this process could not leave its run in order: %s', error)
         os._exit(1)

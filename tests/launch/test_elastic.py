@@ -64,6 +64,10 @@ def test_dead_collector_and_evaluator_are_started_again(tmp_path):
             'failed',
             'it was killed by SIGKILL, and is started again in 1 s',
         )
+        (evaluator,) = members(tmp_path, 'evaluator')
+        os.kill(evaluator['pid'], signal.SIGTERM)
+        run.wait_for(lambda: members(tmp_path, 'evaluator', 'left'), 'the end of the evaluator alone')
+        run.wait_for(lambda: members(tmp_path, 'evaluator'), 'another evaluator')
         # What the dead one appended after its last report is in the replay, though no report of it counts it.
         assert 'rows appended (at least: 1 collector gave no last report)' in stop(run, tmp_path)
     assert 'finished: learner finished' in run.text
