@@ -19,7 +19,7 @@ SIGNAL_S = 660
 class SlurmJob:
     """
     Overview:
-        What a batch script needs.
+        The values that a batch script needs.
     Arguments:
         - roles (:obj:`str`): As for ``ding-store run --roles``.
         - command (:obj:`Sequence[str]`): The user's command.

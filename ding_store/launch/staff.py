@@ -27,7 +27,7 @@ LOOK_EVERY_S = 1.0
 
 
 class Work(Protocol):
-    """What this module needs of a job, see ``ding_store.launch.job.Job``."""
+    """The part of ``ding_store.launch.job.Job`` that this module needs."""
 
     config: StoreConfig
     processes: List[Process]
