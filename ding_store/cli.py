@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from ding_store import __version__
 from ding_store.config import DEFAULT_URL, StoreConfig, parse_settings
-from ding_store.environment import ENV_URL, Environment, read_environment, write_environment
+from ding_store.environment import ENV_HEALTH, ENV_URL, Environment, read_environment, write_environment
 from ding_store.errors import ConfigError, StoreError
 from ding_store.hook.configs import wait_until_written
 from ding_store.hook.usage import uses
@@ -29,6 +29,8 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'jobs': {
         'run': 'Run an unmodified script or command on the store.',
         'join': 'Add one process to a running job.',
+        'slurm': 'Write a batch script that runs a job on Slurm.',
+        'scale': "Change the number of a run's collectors.",
         'stop': 'End a run so that it can resume.',
         'eval': 'Play episodes with a saved policy.',
     },
@@ -36,6 +38,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
         'ls': 'List the runs of a directory.',
         'logs': 'Show what the processes of a run print.',
         'status': "Show a run's members, streams, rates, lag and versions.",
+        'health': 'Say whether the processes of this container work, for probes.',
         'metrics': 'Serve the metrics of a run to Prometheus.',
         'plot': 'Draw the curves of finished or running runs.',
         'doctor': 'Check this environment, or with --run say why a run is slow.',
@@ -47,6 +50,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'clean up': {
         'reshard': "Distribute a stopped run's experience over other learners.",
         'forget': 'Drop a reader that does not come back.',
+        'retire': 'Delete the data of a run that has ended, on any server.',
         'clean': 'Remove what ended runs left: directories, host caches, sockets.',
     },
 }
@@ -149,6 +153,10 @@ def _parser(environment: Environment, asked: str = '') -> argparse.ArgumentParse
     _add_init(commands)
     _add_run(commands, environment)
     _add_join(commands, environment)
+    _add_slurm(commands, environment)
+    _add_scale(commands, environment)
+    _add_health(commands)
+    _add_retire(commands, environment)
     _add_status(commands, environment)
     _add_runs(commands, environment)
     _add_eval(commands)
@@ -261,7 +269,15 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
     parser.add_argument(
         '--roles',
         metavar='ROLE=N,...',
-        help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together',
+        help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together. '
+        'collector=2..16: as many as the learner needs, between 2 and 16',
+    )
+    _add_restarts(parser)
+    parser.add_argument(
+        '--capacity',
+        metavar='N',
+        type=_node_id,
+        help='start at most N of the collectors here; others join (default: all)',
     )
     parser.add_argument(
         '--learners',
@@ -317,6 +333,21 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
         '--learners', metavar='N', type=_count, help='with --wait: number of learners that the run will have'
     )
     parser.add_argument(
+        '--capacity',
+        metavar='N',
+        type=_count,
+        help='with --role collector: start up to N collectors on this host, as many as `ding-store scale` or the run '
+        'itself wants, instead of one',
+    )
+    _add_restarts(parser)
+    parser.add_argument('--logs', metavar='DIR', help='logs of --capacity (default: .ding_store/<run>/logs/<host>)')
+    parser.add_argument(
+        '--owner',
+        action='store_true',
+        help='with --role learner, for a run without `ding-store run`: resume a run of this name that failed, replace '
+        "one that ended, and delete the run's data when it ends in order. Implies --wait",
+    )
+    parser.add_argument(
         '--node-id', type=_node_id, help="node id (default: a free one that gives the role in DI-engine's examples)"
     )
     parser.add_argument('--explain', action='store_true', help='as for run')
@@ -328,6 +359,121 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
         help='as for run: where a learner that joins keeps its replay',
     )
     parser.set_defaults(call=_join)
+
+
+def _add_restarts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        '--restarts',
+        metavar='N',
+        type=_node_id,
+        default=3,
+        help='start a collector or evaluator that dies again, until it has died N times in a row soon after its start '
+        '(default: %(default)s; 0: never after such an early death)',
+    )
+
+
+def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'slurm',
+        'Write a batch script for Slurm: one node with the learner, the evaluator and Redis, and nodes of\n'
+        'collectors. If it is preempted or its time is over, it is queued again and resumes.',
+        'ding-store slurm --run pong --roles learner=1,collector=32,evaluator=1 --time 12:00:00 \\\n'
+        '      -- python -u main.py > job.sbatch',
+        usage='ding-store slurm --roles ROLE=N,... --time TIME [options] -- python SCRIPT ...',
+    )
+    _add_store_options(parser, environment)
+    _add_settings(parser)
+    parser.add_argument('--roles', metavar='ROLE=N,...', required=True, help='as for run')
+    parser.add_argument('--time', metavar='TIME', required=True, help='time limit in the form of sbatch')
+    parser.add_argument(
+        '--per-node', metavar='N', type=_count, default=8, help='collectors of one node (default: %(default)s)'
+    )
+    parser.add_argument('--cpus', metavar='N', type=_count, default=4, help="cores of the learner's node (default: 4)")
+    parser.add_argument(
+        '--checkpoint', metavar='DIR', help='directory that all nodes see (default: checkpoints/<run> where you submit)'
+    )
+    for part in ('learner', 'collectors'):
+        parser.add_argument(
+            f'--{part}',
+            metavar='OPTIONS',
+            action='append',
+            help=f"further options of sbatch for this part, as in --{part}='--partition=gpu --gres=gpu:1'",
+        )
+    parser.set_defaults(call=_slurm)
+
+
+def _slurm(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.slurm import SlurmJob, parse_options
+
+    parts = [parse_options(words) for words in (options.learner, options.collectors)]
+    fields = (options.roles, command, options.time, options.per_node, options.cpus, options.checkpoint, *parts)
+    sys.stdout.write(SlurmJob(*fields, settings=options.settings).text(_config(options)))
+    return 0
+
+
+def _add_scale(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'scale',
+        'Change the number of collectors of a running run, from any host. Its launcher and the hosts of\n'
+        '`ding-store join --capacity` start more of them, or let some leave in order. collector=auto gives\n'
+        'the number back to a run with bounds (--roles collector=2..16).',
+        'ding-store scale collector=8 --run pong',
+    )
+    parser.add_argument('number', metavar='collector=N')
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_scale)
+
+
+def _scale(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.scale import parse_scale, scale_run
+
+    return scale_run(_config(options), parse_scale(options.number))
+
+
+def _add_health(commands: argparse._SubParsersAction) -> None:
+    parser = _add_command(
+        commands,
+        'health',
+        'Say whether the processes of this host or container work. Each touches a file in the directory\n'
+        f'{ENV_HEALTH} about once per second while its loop runs or waits. This asks no server. The exit\n'
+        'status is 0 if there is such a process and none is silent, else 1.',
+        'ding-store health --role learner --max-silent 300',
+    )
+    parser.add_argument('--role', default='', choices=('learner', 'evaluator', 'collector', 'agent', 'launcher'))
+    parser.add_argument(
+        '--max-silent',
+        metavar='SECONDS',
+        type=_seconds,
+        default=120.0,
+        help='longest time of one iteration or evaluation (default: %(default)g)',
+    )
+    parser.set_defaults(call=_health)
+
+
+def _health(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.health import show_health
+
+    return show_health(options.environment.health, options.role, options.max_silent)
+
+
+def _add_retire(commands: argparse._SubParsersAction, environment: Environment) -> None:
+    parser = _add_command(
+        commands,
+        'retire',
+        'Delete all data of a run that has ended, on any server. WARNING: if it had failed, its unread\n'
+        'experience is lost. Checkpoints stay.',
+        'ding-store retire --run pong',
+    )
+    _add_store_options(parser, environment)
+    parser.set_defaults(call=_retire)
+
+
+def _retire(options: argparse.Namespace, command: List[str]) -> int:
+    from ding_store.launch.scale import retire_run
+
+    return retire_run(_config(options))
 
 
 def _add_eval(commands: argparse._SubParsersAction) -> None:
@@ -756,7 +902,7 @@ def _wait_for_configs() -> None:
 
 
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
-    from ding_store.launch.job import Job, check_debug, parse_cpu_roles, parse_delays, parse_roles
+    from ding_store.launch.job import Job, check_debug, parse_bounds, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.log_lines import line
     from ding_store.launch.user_script import UserScript
 
@@ -775,7 +921,13 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     )
     with uses() as used:
         environment = replace(environment, uses=used.path)
-        job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, options.learners)
+        sizes: Dict[str, Any] = dict(
+            total_learners=options.learners,
+            bounds=parse_bounds(options.roles),
+            restarts=options.restarts,
+            capacity=options.capacity,
+        )
+        job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, **sizes)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step
         if has_begun:
@@ -796,10 +948,27 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
         _explain(command)
     environment = _environment(options)
     config = StoreConfig.from_block({}, environment=environment)
+    _check_join(options)
     script = UserScript.parse(command)
-    code = join(config, environment, options.role, options.node_id, script, options.wait, options.learners)
+    if options.capacity is not None:
+        from ding_store.launch.agent import serve_host
+
+        code = serve_host(config, environment, options.capacity, script, options.logs, options.restarts, options.wait)
+    else:
+        waits = options.wait or options.owner
+        code = join(config, environment, options.role, options.node_id, script, waits, options.learners, options.owner)
     _wait_for_configs()
     return code
+
+
+def _check_join(options: argparse.Namespace) -> None:
+    """Raise ConfigError if options of ``join`` do not fit its role."""
+    if options.owner and options.role != 'learner':
+        raise ConfigError(f'--owner is for --role learner, not {options.role}')
+    if options.capacity is not None and (options.role != 'collector' or options.node_id is not None):
+        raise ConfigError('--capacity is for --role collector, without --node-id')
+    if options.capacity is None and options.logs:
+        raise ConfigError('--logs goes with --capacity')
 
 
 def _explain(command: List[str]) -> None:

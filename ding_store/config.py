@@ -273,8 +273,8 @@ class StoreConfig:
         - weights_in_place (:obj:`bool`): True: parameters of collectors and evaluators are the published arrays, one
             copy per host, if the types are equal. **Warning:** they are read-only. Writing to them crashes the process.
         - store_options (:obj:`dict`): Further keyword arguments of ``open_store``.
-        - launched, joined (:obj:`Optional[str]`), num_learners, rank (:obj:`int`): How this process was started, see
-            ``Environment``. No keys of the block.
+        - launched, joined, health (:obj:`Optional[str]`), num_learners, rank (:obj:`int`): How this process was
+            started, see ``Environment``. No keys of the block.
     """
 
     enable: bool = True
@@ -308,6 +308,7 @@ class StoreConfig:
     store_options: Dict[str, Any] = field(default_factory=dict)
     launched: Optional[str] = field(default=None, repr=False)
     joined: Optional[str] = field(default=None, repr=False)
+    health: Optional[str] = field(default=None, repr=False)
     num_learners: int = field(default=1, repr=False)
     rank: int = field(default=0, repr=False)
 
@@ -377,6 +378,7 @@ class StoreConfig:
         settings['learners'] = LearnersConfig.from_block(settings.get('learners'))
         settings['replay_growth'] = GrowthConfig.from_block(settings.get('replay_growth'))
         settings.update(checkpoint=checkpoint, launched=environment.launched, joined=environment.joined)
+        settings.update(health=environment.health)
         settings.update(num_learners=int(environment.learners or 1), rank=int(environment.rank or 0))
         return cls(**settings)
 
@@ -423,7 +425,7 @@ def run_name(exp_name: str) -> str:
 
 
 #: Fields that no block sets.
-_OF_THE_PROCESS = ('launched', 'joined', 'num_learners', 'rank')
+_OF_THE_PROCESS = ('launched', 'joined', 'health', 'num_learners', 'rank')
 
 
 def keys_of_block() -> Tuple[str, ...]:

@@ -17,6 +17,7 @@ ENV_REDIS_SERVER = 'DING_STORE_REDIS_SERVER'
 ENV_NO_NUMBA = 'DING_STORE_NO_NUMBA'
 ENV_SENTINEL_USER, ENV_SENTINEL_PASSWORD = 'DING_STORE_SENTINEL_USER', 'DING_STORE_SENTINEL_PASSWORD'
 ENV_SENTINEL_TLS = 'DING_STORE_SENTINEL_TLS'
+ENV_HEALTH = 'DING_STORE_HEALTH'
 ENV_SETTINGS, ENV_CHECKPOINT = 'DING_STORE_SETTINGS', 'DING_STORE_CHECKPOINT'
 #: Internal: see the fields of ``Environment``.
 ENV_LAUNCHED, ENV_JOINED = 'DING_STORE_LAUNCHED', 'DING_STORE_JOINED'
@@ -35,6 +36,7 @@ class Environment:
         - url, run (:obj:`Optional[str]`): The store and the run. They override the config.
         - settings (:obj:`Optional[str]`): The settings of ``--set KEY=VALUE``, as a Python dict.
         - checkpoint (:obj:`Optional[str]`): Turns checkpoints on. Their directory, or '1' for the config's.
+        - health (:obj:`Optional[str]`): Directory of the files that ``ding-store health`` looks at.
         - launched (:obj:`Optional[str]`): Name of the launch of ``ding-store run --roles`` or ``join`` that started
             this process. Its launcher deletes the run's data after it has read the last figures.
         - joined (:obj:`Optional[str]`): The epoch of the ``members`` stream when ``ding-store join`` started this
@@ -54,6 +56,7 @@ class Environment:
     run: Optional[str] = None
     settings: Optional[str] = None
     checkpoint: Optional[str] = None
+    health: Optional[str] = None
     launched: Optional[str] = None
     joined: Optional[str] = None
     learners: Optional[str] = None
@@ -73,6 +76,7 @@ _NAMES: Dict[str, str] = {
     'run': ENV_RUN,
     'settings': ENV_SETTINGS,
     'checkpoint': ENV_CHECKPOINT,
+    'health': ENV_HEALTH,
     'launched': ENV_LAUNCHED,
     'joined': ENV_JOINED,
     'learners': ENV_LEARNERS,

@@ -33,11 +33,12 @@ LAYERS: Dict[str, Set[str]] = {
     'environment': set(),
     'compiled': {'environment'},
     'free_space': {'errors'},
+    'file_systems': set(),
     'gc_freeze': set(),
     'config': {'errors', 'environment'},
     'replay_config': {'errors', 'config'},
     'columns': {'errors', 'compiled'},
-    'storage': {'errors', 'private_files', 'power_cuts', 'compiled', 'environment', 'config'},
+    'storage': {'errors', 'private_files', 'power_cuts', 'compiled', 'environment', 'config', 'file_systems'},
     'buffer': {
         'errors',
         'private_files',
@@ -58,9 +59,20 @@ LAYERS: Dict[str, Set[str]] = {
     'learners': {'errors', 'compiled', 'config', 'storage', 'checkpoint', 'run'},
     'middleware': {
         *('errors', 'private_files', 'power_cuts', 'compiled', 'free_space', 'gc_freeze', 'config', 'replay_config'),
-        *('columns', 'storage', 'buffer', 'checkpoint', 'datasets', 'learners', 'metrics', 'run', 'parent_death'),
+        *(
+            'columns',
+            'storage',
+            'buffer',
+            'checkpoint',
+            'datasets',
+            'learners',
+            'metrics',
+            'run',
+            'parent_death',
+            'file_systems',
+        ),
     },
-    'doctor': {'errors', 'environment', 'config', 'storage'},
+    'doctor': {'errors', 'environment', 'config', 'storage', 'file_systems'},
 }
 
 #: package -> its parts, in an order in which each imports only from those before it.
@@ -108,6 +120,7 @@ FORBIDDEN: Dict[str, Set[str]] = {
     'power_cuts': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'compiled': {'redis', 'torch', 'ding', 'dizoo', *TREES},
     'free_space': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
+    'file_systems': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'errors': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'environment': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},
     'gc_freeze': {'numpy', 'redis', 'torch', 'ding', 'dizoo', *TREES},

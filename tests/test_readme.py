@@ -189,7 +189,18 @@ def check_ditask(words: List[str]) -> None:
 
 
 #: What a reader has, or gets from the system: not ours to check.
-SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-cli', 'redis-server', 'source', 'tensorboard', 'torchrun')
+SYSTEM_PROGRAMS = (
+    'apt-get',
+    'docker',
+    'export',
+    'kubectl',
+    'redis-cli',
+    'redis-server',
+    'sbatch',
+    'source',
+    'tensorboard',
+    'torchrun',
+)
 
 
 def check_command(words: List[str]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple, Optional
 
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
+from ding_store.file_systems import FileSystem, shared_at
 
 SHM = '/dev/shm'
 MIB = 1 << 20
@@ -30,6 +31,7 @@ def check_system() -> List[Finding]:
         check_shm(),
         check_tmp(),
         check_socket_directory(),
+        *check_shared_file_systems(),
         check_open_files(),
         check_cores(),
         check_overcommit(),
@@ -74,6 +76,24 @@ def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[S
             name, WARN, f'{path}: {_mib(found.free)} free', 'free some space, or set TMPDIR to a larger disk'
         )
     return Finding(name, OK, f'{path}: writable' + (f', {_mib(found.free)} free' if found else ''))
+
+
+def check_shared_file_systems(find: Callable[[str], Optional[FileSystem]] = shared_at) -> List[Finding]:
+    """Name what ding_store would put on a file system that other hosts share. docs/howto/shared-file-systems.md."""
+    found = []
+    shared = find(tempfile.gettempdir())
+    if shared is not None:
+        text = f'{tempfile.gettempdir()} is on {shared.kind}: no sockets and caches of one host belong there'
+        found.append(Finding('TMPDIR', FAIL, text, 'set TMPDIR to a directory of this host, such as /tmp'))
+    shared = find(os.getcwd())
+    if shared is not None:
+        text = f'{os.getcwd()} is on {shared.kind}: embedded:// and a replay with a path would be slow there'
+        fix = (
+            '--store embedded:///tmp/NAME (or redis://), and --set buffer_path=DIR on a disk of this host. '
+            'Checkpoints, logs and data sets may stay'
+        )
+        found.append(Finding('working directory', WARN, text, fix))
+    return found
 
 
 def make_and_remove_socket_directory() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import selectors
 import shlex
@@ -19,12 +18,18 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
-from ding_store.errors import AppendUnsettled, ConfigError, ServerFull, StoreError
+from ding_store.errors import ConfigError, StoreError
+from ding_store.file_systems import shared_at
 from ding_store.launch import log_dir, warn_once
+from ding_store.launch.log_lines import line
+from ding_store.launch.nursery import Nursery, NurseryLost
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
+from ding_store.launch.process import Process, bury
 from ding_store.launch.progress import Display, summary, table
-from ding_store.launch.role_process import Role
+from ding_store.launch.restarts import LEFT
+from ding_store.launch.role_process import Role, redirect
+from ding_store.launch.staff import Staff
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
@@ -66,9 +71,12 @@ def parse_roles(text: str, num_learners: Optional[int] = None) -> Dict[str, int]
         role, _, number = item.strip().partition('=')
         if role not in ROLES:
             raise ConfigError(unknown_key('--roles', role, list(ROLES)))
-        if not (number.isascii() and number.isdigit()):
-            raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
-        roles[role] = int(number)
+        least, dots, most = number.partition('..')
+        if not _is_number(least) or (dots and not _is_number(most)):
+            raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2, or collector=2..16')
+        if dots and role != 'collector':
+            raise ConfigError(f'--roles: {item.strip()!r} has bounds, which only collector may have')
+        roles[role] = int(least)
     if num_learners is not None and not 1 <= num_learners <= MAX_LEARNERS:
         raise ConfigError(f'--learners must be between 1 and {MAX_LEARNERS}, got {num_learners}')
     least_learners, most_learners = (1, MAX_LEARNERS) if num_learners is None else (0, num_learners)
@@ -76,10 +84,33 @@ def parse_roles(text: str, num_learners: Optional[int] = None) -> Dict[str, int]
     if not sum(roles.values()):
         raise ConfigError(f'--roles {text!r} starts no process. Use ding-store join for each process of the run')
     limits = ('learner', least_learners, most_learners), ('collector', least_collectors, 10_000), ('evaluator', 0, 1)
-    for role, least, most in limits:
-        if not least <= roles.get(role, 0) <= most:
-            raise ConfigError(f'--roles {text!r}: {role} must be between {least} and {most}, got {roles.get(role, 0)}')
+    for role, fewest, highest in limits:
+        if not fewest <= roles.get(role, 0) <= highest:
+            raise ConfigError(
+                f'--roles {text!r}: {role} must be between {fewest} and {highest}, got {roles.get(role, 0)}'
+            )
     return roles
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def parse_bounds(text: str) -> Optional[Tuple[int, int]]:
+    """
+    Overview:
+        Return the bounds of 'learner=1,collector=2..16', or None if it has none.
+    Raises:
+        - ConfigError: The second is not above the first.
+    """
+    for item in text.split(','):
+        role, _, number = item.strip().partition('=')
+        least, dots, most = number.partition('..')
+        if dots:
+            if not int(least) < int(most) <= 10_000:
+                raise ConfigError(f'--roles: {item.strip()!r} should have a second bound above the first, up to 10000')
+            return int(least), int(most)
+    return None
 
 
 def parse_delays(text: str) -> Dict[str, float]:
@@ -128,27 +159,6 @@ class Result:
 
 
 @dataclass
-class Process:
-    """Process of one role."""
-
-    role: str
-    node_id: int
-    pid: int
-    pidfd: int
-    log: Path
-    address: str
-    code: Optional[int] = None  # as in a shell: 128 + signal if it was killed
-    is_terminated: bool = False  # SIGTERM was sent: a second one would end it without a last checkpoint
-    is_debugged: bool = False  # it uses the terminal of the launcher
-    rank: Optional[int] = None  # among several learners
-
-    @property
-    def title(self) -> str:
-        rank = '' if self.rank is None else f' rank {self.rank}'
-        return f'{self.role}{rank} (node {self.node_id}, pid {self.pid})'
-
-
-@dataclass
 class Job:
     """
     Overview:
@@ -164,6 +174,9 @@ class Job:
         - total_learners (:obj:`Optional[int]`): Number of the run's learners, if some of them join. None: those in
             ``roles`` are all.
         - environment (:obj:`Environment`): The variables for the roles. ``config`` has their URL and run.
+        - bounds (:obj:`Optional[Tuple[int, int]]`): Bounds of the number of collectors. The run then sizes itself.
+        - capacity (:obj:`Optional[int]`): Most collectors of this host. Others join. None: no limit.
+        - restarts (:obj:`int`): Early deaths in a row after which a collector or an evaluator is given up.
         - say (:obj:`Callable`): Function that shows a message to the user.
     """
 
@@ -176,6 +189,9 @@ class Job:
     debug: str = ''
     environment: Environment = Environment()
     total_learners: Optional[int] = None
+    bounds: Optional[Tuple[int, int]] = None
+    restarts: int = 3
+    capacity: Optional[int] = None
     say: Callable[[str], None] = lambda text: None
     processes: List[Process] = field(default_factory=list)
     failed: Optional[str] = None
@@ -187,6 +203,13 @@ class Job:
     history: Optional[str] = None  # path that was noted beside the logs
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
     regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
+    is_misconfigured: bool = False  # the run failed because of a ConfigError in a script
+    nursery: Optional[Nursery] = None
+    joined: Optional[str] = None  # see ``Environment``. None: this launcher begins the run
+    staff: Staff = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.staff = Staff(self, self.restarts)
 
     def run(self, out: Any) -> Result:
         """
@@ -211,6 +234,7 @@ class Job:
         if checkpoints is not None:
             where = printable(str(checkpoints['path']))
             print_to(out, f'run {self.config.run!r} goes on from its checkpoints in {where}\n')
+        warn_of_shared_store(self.config.url, out)
         self._make_log_dir()
         held = log_dir.hold(self.log_dir)
         with signals_as_interrupt():
@@ -238,6 +262,7 @@ class Job:
             session.hold(lease, f'the job of {lease.owner.place}')
             decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
             session.upheld.append(LEARNERS)
+            self.staff.begin(session.store, self.roles.get('collector', 0), self.bounds, self.capacity)
             return self._watched(session, out)
         finally:
             session.close()
@@ -303,7 +328,9 @@ class Job:
             if process.code is None:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
                     os.kill(process.pid, signal.SIGKILL)
-                    os.waitpid(process.pid, 0)
+                    process.wait()
+        if self.nursery is not None:
+            self.nursery.close()
         for address in self.addresses:
             remove_address(address)
 
@@ -311,10 +338,14 @@ class Job:
         """Fork all roles. Call it before this process has threads."""
         self._prepare_environment()
         preload()
-        nodes = [self._node(role, i) for role in ROLES for i in range(self.roles.get(role, 0))]
+        numbers = dict(self.roles)
+        if self.capacity is not None and 'collector' in numbers:
+            numbers['collector'] = min(numbers['collector'], self.capacity)
+        nodes = [self._node(role, i) for role in ROLES for i in range(numbers.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id, rank) in enumerate(nodes):
             self.processes.append(self._fork(role, node_id, rank, self.addresses[i], self.addresses[:i], len(nodes)))
+        self.nursery = Nursery()  # last: roles do not inherit its socket
 
     def _node(self, role: str, number: int) -> Tuple[str, int, Optional[int]]:
         """Return role, node id and rank of a process. All learners have DI-engine's node id of the learner."""
@@ -337,7 +368,7 @@ class Job:
     def _prepare_environment(self) -> None:
         url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
         learners = str(self.num_learners) if self.num_learners > 1 else None
-        settings = dict(url=url, run=run, launched=launched, joined=None, learners=learners, rank=None)
+        settings = dict(url=url, run=run, launched=launched, joined=self.joined, learners=learners, rank=None)
         write_environment(replace(self.environment, **settings))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
         # per core each slow one another down far below one thread each.
@@ -362,7 +393,7 @@ class Job:
             for process in self.processes:
                 os.close(process.pidfd)
             if not started.is_debugged:
-                _redirect(log)
+                redirect(log)
             code = started.run()
         except BaseException:  # noqa: BLE001 - the script's own errors are handled in run: this is an error of ours
             traceback.print_exc()
@@ -394,9 +425,10 @@ class Job:
     def watch(self, session: RunSession, tick: Callable[[], None], tick_s: float = 1.0) -> int:
         """
         Overview:
-            Wait until all processes have ended, and call ``tick`` about once per ``tick_s``. A learner or evaluator
-            that crashes is restarted if the learner makes checkpoints and the cause was no ConfigError. Otherwise it
-            ends the run. A collector that crashes loses its unfinished chunk. The last collector ends the run.
+            Wait until all processes have ended, and call ``tick`` about once per ``tick_s``. A learner that crashes is
+            restarted if it makes checkpoints and the cause was no ConfigError. Otherwise it ends the run. A collector
+            or an evaluator that crashes is restarted, see ``Restarts``. If it is given up, an evaluator ends the run,
+            and so does the last collector.
         Returns:
             - code (:obj:`int`): 0 if the run finished in order.
         """
@@ -406,28 +438,34 @@ class Job:
         ended: List[float] = []
         session.on_finish(lambda reason: ended.append(time.monotonic()))
         interrupts = 0
-        while selector.get_map():
+        while selector.get_map() or self._expects_more(session):
             try:
                 for key, _ in selector.select(tick_s):
                     selector.unregister(key.fd)
                     for successor in self._reaped(key.data, session):
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
+                for started in self.staff.tick(session):
+                    selector.register(started.pidfd, selectors.EVENT_READ, started)
                 tick()
                 self._hurry_learners()
                 if ended:
                     self._hurry(ended[0])
             except KeyboardInterrupt:
                 interrupts += 1
-                self.failed = self.failed or INTERRUPTED
-                self.say('interrupted: ending the run (interrupt again to kill it)')
                 self._interrupt(session)
                 if interrupts > 1:
                     self._kill_all()
         selector.close()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
-        return 1 if self.failed else 0
+        return os.EX_CONFIG if self.is_misconfigured else 1 if self.failed else 0
+
+    def _expects_more(self, session: RunSession) -> bool:
+        """Return True if processes will be started although none runs."""
+        return self.failed is None and not session.finished and self.staff.has_pending
 
     def _interrupt(self, session: RunSession) -> None:
+        self.failed = self.failed or INTERRUPTED
+        self.say('interrupted: ending the run (interrupt again to kill it)')
         try:
             with session.store.nonblocking():
                 session.finish(INTERRUPTED, failed=True)
@@ -456,10 +494,12 @@ class Job:
 
     def _reap(self, process: Process, session: RunSession) -> List[Process]:
         """Record the end of a process. Return the processes that were started in its place, if any."""
-        _, status = os.waitpid(process.pid, 0)
+        code = process.wait()
         os.close(process.pidfd)
-        code = os.waitstatus_to_exitcode(status)
         process.code = code if code >= 0 else 128 - code
+        if process.is_retired:
+            self.staff.left(process, code)
+            return []
         if session.finished and self.failed:
             return []
         if code == 0 and session.store.get(FINISH) is not None:
@@ -473,20 +513,23 @@ class Job:
                 'ended before the run did (check that its script uses both exchangers, and separates its roles, '
                 'e.g. with `task.add_role`)'
             )
-        if code < 0 and process.role == 'evaluator' and self._should_leave(session):
+        if code == LEFT and process.role != 'learner':
+            how = 'has left at a SIGTERM'
+        if (code < 0 or code == LEFT) and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return []
         self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
-        if code > 0 and not process.is_debugged:
+        if code > 0 and code != LEFT and not process.is_debugged:
             self.say(_tail(process.log))
-        if process.role == 'collector':
-            end = end_of(session.store)
-            if end is not None and not end.failed:
-                return []  # the run finished in order; the others took long to leave before this exit was seen
-            if any(p.role == 'collector' and p.code is None for p in self.processes):
-                self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
+        end = end_of(session.store)
+        if process.role == 'collector' and end is not None and not end.failed:
+            return []  # the run finished in order; the others took long to leave before this exit was seen
+        if process.role != 'learner' and end is None:
+            if self.staff.goes_on_after(process, code, how, session.store):
                 return []
-        if process.role != 'collector' and code != 0 and self._may_restart(code, session):
+        elif process.role == 'collector' and any(p.role == 'collector' and p.code is None for p in self.processes):
+            return []
+        elif process.role == 'learner' and code != 0 and self._may_restart(code, session):
             if process.rank is not None:
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
@@ -518,7 +561,11 @@ class Job:
                     os.kill(process.pid, signal.SIGKILL)
         self.regroup_by_s = time.monotonic() + LEAVE_S
 
-    def _join_command(self) -> str:
+    def report(self, text: str) -> None:
+        """Show a message to the user."""
+        self.say(text)
+
+    def join_command(self) -> str:
         """Return the command that adds a collector, if run in the directory that this command was started in."""
         words = ['ding-store', 'join', '--role', 'collector', '--run', self.config.run or 'default']
         if root_of(self.config.url) != root_of(DEFAULT_URL):
@@ -564,36 +611,37 @@ class Job:
 
     def _start_again(self, process: Process, session: RunSession) -> Process:
         self._bury(process, session.store)
-        alive = [each for each in self.processes if each.code is None]
-        (address,) = new_addresses(1)
-        self.addresses.append(address)
-        peers = [each.address for each in alive]
-        started = self._role_of(process.role, process.node_id, process.rank, address, peers, len(alive) + 1)
-        pid = started.spawn(process.log)
-        place = pid, os.pidfd_open(pid), process.log, address
-        successor = Process(process.role, process.node_id, *place, rank=process.rank)
-        self.processes.append(successor)
+        successor = self.start_process(process.role, process.node_id, process.rank)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
         self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
         return successor
 
+    def start_process(self, role: str, node_id: int, rank: Optional[int] = None) -> Process:
+        """Start a process while others run. Its log goes on if there was one of its name."""
+        alive = [each for each in self.processes if each.code is None]
+        (address,) = new_addresses(1)
+        self.addresses.append(address)
+        started = self._role_of(role, node_id, rank, address, [each.address for each in alive], len(alive) + 1)
+        log = self.log_dir / f'{started.title}.log'
+        nursery = self.nursery
+        try:
+            pid, pidfd = (started.spawn(log), 0) if nursery is None else nursery.start(started, log)
+        except NurseryLost:  # it was killed, as by a kernel without memory
+            self.nursery = nursery = None
+            started.launcher = os.getpid()
+            pid, pidfd = started.spawn(log), 0
+        process = Process(role, node_id, pid, pidfd or os.pidfd_open(pid), log, address, rank=rank, nursery=nursery)
+        self.processes.append(process)
+        return process
+
     @staticmethod
     def _bury(process: Process, store: Store) -> None:
         """Report a crashed process as failed, so that no other member waits to see whether it is alive."""
-        host = os.uname().nodename
-        for member in Members(store).refresh().alive(process.role):
-            if (member.pid, member.host) == (process.pid, host):
-                # At its maxmemory the server takes no report. The other members then see that it is silent.
-                with contextlib.suppress(ServerFull):
-                    try:
-                        member.report(store, 'failed', 'it crashed')
-                    except AppendUnsettled as error:
-                        if not error.needs_room:
-                            raise
+        bury(Members(store).refresh(), process, store, 'it crashed')
 
     def _give_up(self, process: Process, how: str, session: RunSession) -> None:
-        self.failed = f'{process.title} {how}'
+        self.failed, self.is_misconfigured = f'{process.title} {how}', process.code == os.EX_CONFIG
         session.finish(self.failed, failed=True)
         end = end_of(session.store)  # the process itself may have reported its failure first
         if end is not None and end.failed:
@@ -630,16 +678,18 @@ class Job:
                 os.kill(process.pid, signal.SIGKILL)
 
 
-def _redirect(log: Path) -> None:
-    fd = private_files.opener(str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    # Flush each line, so that a log is complete however its process ends.
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
+def warn_of_shared_store(url: str, out: Any) -> None:
+    """Warn if an embedded store lies on a file system that other hosts share."""
+    root = root_of(url)
+    shared = None if root is None else shared_at(root)
+    if shared is not None:
+        print_to(
+            out,
+            line(
+                f'WARNING {root} is on {shared.kind}: each write of the store goes to a file server, and two hosts '
+                'must not use it at once. Use --store embedded:///tmp/NAME, or a Redis server\n'
+            ),
+        )
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

@@ -16,8 +16,8 @@ from ding_store.launch.printing import print_to
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
 from ding_store.middleware.router import activate, deactivate
-from ding_store.run.claim import claim_free_rank, claim_role, has_launcher, starting
-from ding_store.run.ending import end_of, silence_s
+from ding_store.run.claim import check_script, claim_free_rank, claim_role, has_launcher, starting
+from ding_store.run.ending import clear_ended_run, end_of, retire, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
 from ding_store.run.node_addresses import FIRST_IDS, claim_node_id, new_addresses, peer_addresses, remove_address
@@ -43,6 +43,7 @@ def join(
     script: UserScript,
     wait: bool = False,
     num_learners: Optional[int] = None,
+    is_owner: bool = False,
 ) -> int:
     """
     Overview:
@@ -52,12 +53,17 @@ def join(
         - environment (:obj:`Environment`): The variables for the script, which reads its config in this process.
         - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
         - num_learners (:obj:`Optional[int]`): Number of the run's learners. None: the number that the run has by now.
+        - is_owner (:obj:`bool`): Begin and end the run in place of a launcher: clear an earlier run of this name that
+            has ended, and delete the data of this one when it has ended in order.
     Returns:
         - code (:obj:`int`): The script's exit code.
     """
     if not wait:
         check_running(config, 'Start it with ding-store run, or wait for it with --wait')
     with RunSession(config).store as store:
+        if is_owner:
+            check_script(store, FIRST_IDS[role], script.identity)
+            clear_ended_run(store, config)
         end = end_of(store)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')
@@ -78,6 +84,8 @@ def join(
     names = dict(launched=launch(config.launched), joined=joined, learners=learners, rank=own_rank)
     write_environment(replace(environment, **names))
     import_di_engine()
+    from ding_store.middleware.leave_on_signal import exit_code
+
     install()
     if rank is not None:
         from ding_store.middleware import learner_ranks
@@ -86,10 +94,21 @@ def join(
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
-        return script.run()
+        code = exit_code(script.run())
     finally:
         deactivate()
         remove_address(address)
+    if is_owner:
+        _retire(config)
+    return code
+
+
+def _retire(config: StoreConfig) -> None:
+    """Delete the data of the run if it has ended in order, once all other members have left."""
+    with RunSession(config).store as store:
+        end = end_of(store)
+        if end is not None and not end.failed:
+            retire(store, config.heartbeat_s)
 
 
 def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[int]) -> Tuple[int, Optional[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Mapping, Optional
 
 from ding_store import private_files
 from ding_store.environment import set_rank
@@ -62,7 +63,8 @@ class Role:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        end_with(self.launcher)
+        # A learner may have a last checkpoint to write. All others have nothing to keep.
+        end_with(self.launcher, signal.SIGTERM if self.title.startswith('learner') else signal.SIGKILL)
 
     def run(self) -> int:
         """Run the script until it ends, and return its exit code."""
@@ -91,7 +93,9 @@ class Role:
         activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()
-        return code
+        from ding_store.middleware.leave_on_signal import exit_code
+
+        return exit_code(code)
 
     def spawn(self, log: Path) -> int:
         """Start a new interpreter with this role and append its output to ``log``. Return its pid."""
@@ -124,9 +128,27 @@ def gpu_of(rank: int, visible: Optional[str]) -> Optional[str]:
     return known[rank % len(known)] if known else None
 
 
+def role_from(fields: Mapping[str, Any]) -> Role:
+    """Return the role that ``dataclasses.asdict`` has made a dict of."""
+    return Role(**{**fields, 'script': UserScript(**fields['script'])})
+
+
+def redirect(log: Path, is_new: bool = True) -> None:
+    """Write this process's output to a log file, which is emptied before if ``is_new``. Read nothing."""
+    how = os.O_TRUNC if is_new else os.O_APPEND
+    fd = private_files.opener(str(log), os.O_WRONLY | os.O_CREAT | how)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    # Flush each line, so that a log is complete however its process ends.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
 def main() -> None:
-    fields = json.loads(sys.argv[1])
-    role = Role(**{**fields, 'script': UserScript(**fields['script'])})
+    role = role_from(json.loads(sys.argv[1]))
     role.enter()
     exit_process(role.run())
 

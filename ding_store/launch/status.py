@@ -21,6 +21,7 @@ from ding_store.metrics.screen import screen
 from ding_store.run.ending import end_of
 from ding_store.run.history import history_of
 from ding_store.run.members import Member, Members
+from ding_store.run.scale import target_of
 from ding_store.run.session import RunSession
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.store import Store
@@ -162,6 +163,7 @@ class Look:
             'finished': end.reason if end else None,
             'failed': end.failed if end else None,
             'history': history_of(self._store),
+            'scale': self._scale(),
             'figures': asdict(figures),
             'rates_per_s': {'env_step': rate['env_steps_per_s'], 'train_iter': rate['train_iters_per_s']},
             'shares': shares(self._before, figures),
@@ -176,6 +178,10 @@ class Look:
         self._before = figures
         self._seen = {member.id: member.figures for member in self._members.by_id.values()}
         return status
+
+    def _scale(self) -> Optional[Dict[str, Any]]:
+        target = target_of(self._store)
+        return None if target is None else target._asdict()
 
     def _wait_for_report(self, before: Figures, wait_s: float) -> None:
         time.sleep(wait_s)

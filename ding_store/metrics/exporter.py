@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from ding_store.errors import StoreError
 from ding_store.metrics.figures import APPEND_BUCKETS_S, LEARNER_PARTS
+from ding_store.metrics.sizing import collectors_needed
 
 #: Most series that one name gets from a run, so that a garbled report cannot fill Prometheus.
 MAX_SERIES = 1000
@@ -59,6 +60,9 @@ class RunCollector(Collector):
         if status['samples_per_insert'] is not None:
             text = "Rows sampled per row inserted since the learner's start."
             yield self._gauge('samples_per_insert', text, {(): status['samples_per_insert']})
+        needed = collectors_needed(status['shares'], figures['num_collectors'])
+        text = 'Collectors that the learner needs, by what it and they have waited for since the last scrape.'
+        yield self._gauge('collectors_needed', text, {} if needed is None else {(): needed})
         versions = {(name,): version for name, version in figures['policy_versions'].items()}
         yield self._gauge('policy_version', "Version of the learner's policy.", versions, 'policy')
         lags = {(name,): lag for name, lag in figures['policy_lags'].items()}

@@ -51,7 +51,10 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'train', _joined([*trains, *_spent('learner', shares, figures['checkpoint_overhead'])]))
     count = figures['num_collectors']
     steps = [f'{number(figures["env_step"])} env steps', per_s(rates['env_step'])]
+    wanted = status['scale']['number'] if status['scale'] else count
     running = f'{number(count)} collector{"" if count == 1 else "s"}'
+    if wanted != count:
+        running = f'{number(count)} of {number(wanted)} collectors'
     _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))

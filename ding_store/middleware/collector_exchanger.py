@@ -76,7 +76,7 @@ class CollectorExchanger(Exchanger):
         session.figures(ordinal=self._ordinal)
         self._partitioner: Optional[Partitioner] = None
         self._backpressures = [
-            Backpressure(session.store, config.max_lead, lambda: session.finished, progress_name_of(i, num))
+            Backpressure(session.store, config.max_lead, lambda: session.is_leaving, progress_name_of(i, num))
             for i in range(num)
         ]
         self._first_step = self._sent_steps = self._sent_episodes = self._num_rows = self._num_chunks = 0
@@ -125,7 +125,7 @@ class CollectorExchanger(Exchanger):
                 'wait_learner',
                 LOOK_EVERY_S if len(self._backpressures) == 1 else SLICE_S,
             )
-        return not self._session.finished
+        return not self._session.is_leaving
 
     def _wait_within_lead(self, timeout_s: float) -> Optional[bool]:
         """
@@ -208,7 +208,8 @@ class CollectorExchanger(Exchanger):
     def _leave(self, ctx: OnlineRLContext) -> None:
         self._session.store.flush()  # Once all members have left, the run is deleted, and later entries would be lost.
         # Leave before the script's own clean-up: the learner waits for that before it reads the last chunks.
-        self._session.leave()
+        if not self._session.leaves_alone:
+            self._session.leave()
 
     def _seed_numpy(self) -> None:
         np.random.seed((int(np.random.randint(2**31)) + self._seed_shift) % 2**32)

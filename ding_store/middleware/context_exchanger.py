@@ -67,7 +67,7 @@ class FollowerExchanger(Exchanger):
         if ctx.total_step >= self._skip_n_iter:
             follow = functools.partial(self._follow, ctx)
             self._session.wait_for('progress of the learner', follow, 'learner', 'wait_learner')
-        return not self._session.finished
+        return not self._session.is_leaving
 
     def _follow(self, ctx: OnlineRLContext, timeout_s: float) -> Optional[bool]:
         value = self._session.store.get(self._progress, self._version, timeout_s)

@@ -9,7 +9,8 @@ from ditk import logging
 
 from ding_store.errors import StoreError
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.task_stop import before_stop, failure, is_failing
+from ding_store.middleware.leave_on_signal import leave_on_signal
+from ding_store.middleware.task_stop import before_stop, failure, is_failing, spare_mesh
 from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Exchanger:
         self._closed_for_writing = False
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
         before_stop('exchanger', self._stop, lambda: self.is_vital and not session.is_started_again)
+        if self.role != 'learner':  # a learner ends at a signal, after its last checkpoint
+            leave_on_signal(session)
 
     def _end(self, reason: str) -> None:
         task.finish = True
@@ -42,7 +45,9 @@ class Exchanger:
     def _stop(self) -> None:
         """Finish this role's work, or report its failure to the run, before the task stops."""
         if not is_failing():
-            if self._ingest_plan is not None:
+            if self._session.leaves_alone:
+                self._leave_alone(task.ctx)
+            elif self._ingest_plan is not None:
                 self._close_for_writing(task.ctx)
             return
         try:
@@ -56,12 +61,24 @@ class Exchanger:
             self._begin(ctx, self._ingest_plan)
             self._start_records()
             self._session.on_finish(self._end)  # last, because the run may have ended already: _end is then called now
+        self._session.show_health()
         self._ingest_plan.idle = not self._receive(ctx)
         yield
         if not self._ingest_plan.idle:
             self._send(ctx)
         if task.finish:
             self._close_for_writing(ctx)
+        elif self._session.leaves_alone:
+            self._leave_alone(ctx)
+
+    def _leave_alone(self, ctx: OnlineRLContext) -> None:
+        """Leave a run that goes on, after all that this process has appended is delivered."""
+        if not self._closed_for_writing:
+            self._closed_for_writing = True
+            spare_mesh()
+            self._leave(ctx)
+            self._session.leave(reason='it was asked to leave')
+            task.finish = True
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         """Prepare this side. Called once, when the pipeline is complete and about to run for the first time."""

@@ -11,6 +11,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
+from ding_store.file_systems import shared_at
 from ding_store.middleware import learner_ranks
 from ding_store.middleware.backpressure import ProgressWriter
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
@@ -95,6 +96,13 @@ class LearnerExchanger(Exchanger):
         run = checkpoints.run if checkpoints is not None else None
         if path is not None:
             check_replay_path(path, self._session.config)
+            shared = shared_at(path)
+            if shared is not None:
+                logging.warning(
+                    f'ding_store: the replay is in {path!r}, which is on {shared.kind}. Its pages travel to a file '
+                    'server, and a lost server ends the learner. Set buffer_path to a directory of this host, and keep '
+                    'the checkpoints where they are.'
+                )
         if self._rank is not None:
             run = self._rank.begin(self._session, ctx, {'run': run}).get('run')
         if path is not None and plan.replay is not None:

@@ -35,6 +35,11 @@ def spare_mesh_at_failure() -> None:
     _stop_of_task()
 
 
+def spare_mesh() -> None:
+    """Let this process stop without the other processes of the mesh, although it does not fail."""
+    _stop_of_task().spares_mesh = True
+
+
 def before_stop(part: Any, call: Callable[[], None], ends_mesh: Callable[[], bool] = lambda: False) -> None:
     """
     Overview:
@@ -49,6 +54,8 @@ def before_stop(part: Any, call: Callable[[], None], ends_mesh: Callable[[], boo
 class _Stop:
     """The value of ``task.stop`` until it is called once."""
 
+    spares_mesh = False
+
     def __init__(self) -> None:
         self._calls: Dict[Any, Callable[[], None]] = {}
         self._end_mesh: Dict[Any, Callable[[], bool]] = {}
@@ -61,6 +68,7 @@ class _Stop:
         del task.stop  # from here on it is the class's method again
         # Before the calls: they leave the run, and what ``ends_mesh`` returns depends on the run.
         ends_mesh = not is_failing() or any(ends() for ends in self._end_mesh.values())
+        ends_mesh = ends_mesh and not self.spares_mesh
         router, was_active = task.router, task.router.is_active
         try:
             for call in reversed(list(self._calls.values())):

@@ -110,6 +110,11 @@ class Member:
         return self.state == 'alive' and self.pid_space == pid_space() and not os.path.exists(f'/proc/{self.pid}')
 
     @property
+    def gave_no_last_report(self) -> bool:
+        """True if the process runs, or was killed. A launcher that saw it killed has added the figure ``crashed``."""
+        return self.state == 'alive' or 'crashed' in self.figures
+
+    @property
     def clock(self) -> str:
         """The boot whose CLOCK_MONOTONIC the member's times are of. Times of two boots cannot be compared."""
         return self.pid_space.split(' ')[0]
@@ -134,7 +139,7 @@ class _Departed:
                 self.began_s[member.clock] = min(figure, self.began_s.get(member.clock, figure))
             elif name not in _OTHER_FIGURES:
                 self.sums[name] = self.sums.get(name, 0) + figure
-        self.num_not_left += member.state == 'alive'
+        self.num_not_left += member.gave_no_last_report
 
 
 class Members:
@@ -311,7 +316,7 @@ class Members:
 
     def num_not_left(self, role: str) -> int:
         """Return the number of members of a role that did not leave in order."""
-        return len(self.of(role, 'alive')) + self._gone(role).num_not_left
+        return sum(m.gave_no_last_report for m in self.of(role)) + self._gone(role).num_not_left
 
     def _gone(self, role: str) -> _Departed:
         return self._departed.get(role, _Departed())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import List
+from typing import Collection, List
 
 from ding_store.run.lease import SINGLE_ROLES, START_S, Lease, Owner
 from ding_store.run.members import Members
@@ -33,16 +33,18 @@ def remove_address(address: str) -> None:
             os.rmdir(os.path.dirname(path))
 
 
-def claim_node_id(store: Store, role: str) -> int:
+def claim_node_id(store: Store, role: str, own: Collection[int] = ()) -> int:
     """
     Overview:
         Claim a node id that no process of the run has, had or claims now, and that fits the role. DI-engine's examples
         use node 0 for the learner, 1 for the evaluator, and all others for collectors.
+    Arguments:
+        - own (:obj:`Collection[int]`): Node ids that this process has claimed for others, which start.
     """
     if role in SINGLE_ROLES:
         return FIRST_IDS[role]
     members = Members(store).refresh()
-    node_id = max([FIRST_JOINED_ID - 1, *(member.node_id for member in members.by_id.values())]) + 1
+    node_id = max([FIRST_JOINED_ID - 1, *own, *(member.node_id for member in members.by_id.values())]) + 1
     owner, title = Owner.this_process(), 'a process that joins'
     while Lease(store, f'node/{node_id}', owner, title, START_S, is_starting=True).try_acquire() is not None:
         node_id += 1

@@ -26,6 +26,7 @@ from ding_store.run.claim import check_script, claim_part, claim_role, claim_run
 from ding_store.run.ending import FINISH, clear_ended_run, end_of, retire, silence_s
 from ding_store.run.format import VALUE as FORMAT_VALUE
 from ding_store.run.format import agree_on_format, check_format
+from ding_store.run.health import Health
 from ding_store.run.lease import Lease
 from ding_store.run.members import (
     STREAM,
@@ -53,6 +54,8 @@ logger = logging.getLogger(__name__)  # unlike ditk's functions, it does not imp
 T = TypeVar('T')
 #: Seconds after which a user wants to know what a process waits for.
 NOTICE_AFTER_S = 2.0
+#: Seconds that a collector that was asked to leave tries to append the chunk that it has collected.
+LAST_APPEND_S = 5.0
 
 
 @contextlib.contextmanager
@@ -106,9 +109,11 @@ class RunSession:
         self.replay_growths: List[Any] = []  # a ``ReplayGrowth`` for each of them that grows
         self.is_server_full = False  # at its maxmemory: the server accepts no reports
         self.has_reported = True  # False: the last report of this process has not arrived
+        self._leaves_at: Optional[float] = None  # when this process was asked to leave, by ``ask_to_leave``
         self._lost = False  # the connection to the store failed, or a lease was lost: this process cannot end in order
         self.member: Optional[Member] = None
         self.policy_versions: Dict[str, int] = {}  # the version of each policy that is in use or was published last
+        self._health: Optional[Health] = None
         self.leases: List[Lease] = []  # renewed with each report
         #: Decisions of this process that it puts again if a failover lost them.
         self.upheld: List[str] = [FORMAT_VALUE, FINISH]
@@ -159,6 +164,7 @@ class RunSession:
             own = launch(self.config.launched)
             self.member = Member(id=name, role=role, node_id=node_id, address=address, launch=own)
             self._report()
+            self._health = Health(self.config.health, role, node_id)
             for lease in leases:
                 self.hold(lease, self.member.title)
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
@@ -313,6 +319,26 @@ class RunSession:
     def finished(self) -> bool:
         return self.finish_reason is not None or self._finished_elsewhere()
 
+    def ask_to_leave(self) -> None:
+        """Let this process leave after its present iteration, while the run goes on. A signal handler may call this."""
+        self._leaves_at = time.monotonic()
+
+    @property
+    def is_leaving(self) -> bool:
+        """True if this process must leave: the run has ended, or a signal has asked it to leave the run."""
+        return self.finished or self._leaves_at is not None
+
+    @property
+    def leaves_alone(self) -> bool:
+        """True if this process was asked to leave a run that goes on."""
+        return self._leaves_at is not None and self.finish_reason is None
+
+    def _must_stop_waiting(self, part: str) -> bool:
+        """Return True if a wait must end. A process that was asked to leave still appends what it has collected."""
+        if self.finished or self._leaves_at is None or part != 'append':
+            return self.is_leaving
+        return time.monotonic() - self._leaves_at > LAST_APPEND_S
+
     def _finish(self, reason: str, failed: bool) -> None:
         with self._lock:
             if self.finish_reason is not None:
@@ -436,8 +462,8 @@ class RunSession:
     ) -> Optional[T]:
         """
         Overview:
-            Repeat ``attempt(timeout_s)`` until it returns a value or the run ends. Return None in the second case. Log
-            ``what`` every ``wait_warn_s`` while it waits.
+            Repeat ``attempt(timeout_s)`` until it returns a value, or the run ends, or this process must leave it.
+            Return None in the last two cases. Log ``what`` every ``wait_warn_s`` while it waits.
         Arguments:
             - role (:obj:`Optional[str]`): The role that this wait depends on.
             - part (:obj:`str`): The part of the work that ``time_spent`` counts this time for.
@@ -455,7 +481,8 @@ class RunSession:
             peers = PeerWatch(self.store, role, timeout_s, lambda: self.has_reported, lambda: self.is_server_full)
         try:
             with self.time_spent.measure(part):
-                while not self.finished:
+                while not self._must_stop_waiting(part):
+                    self.show_health()
                     for call in self.while_waiting:
                         call()
                     result = attempt(slice_s)
@@ -477,24 +504,41 @@ class RunSession:
     def leave(self, failed: bool = False, reason: str = '') -> None:
         """
         Overview:
-            Send the last report of this member. If it is a learner or evaluator, this ends the run.
+            Send the last report of this member. If it is a learner or evaluator, this ends the run, unless the process
+            is started again or was asked to leave.
         Arguments:
             - failed (:obj:`bool`): Report a failure even if the run has ended.
             - reason (:obj:`str`): Why this member leaves. Empty: the reason of the run's end.
         """
         if self.member is None or self._closing.is_set():
             return
-        failed = failed or self._lost or not self.finished
+        failed = failed or self._lost or not self.is_leaving
+        goes_on = self.leaves_alone or (failed and self.is_started_again)
         for call in self.before_leaving:
             call(failed)
-        if self.member.role in ('learner', 'evaluator') and not (failed and self.is_started_again):
+        if self.member.role in ('learner', 'evaluator') and not goes_on:
             self.finish(f'{self.member.title} has {"failed" if failed else "left"}', failed)
         self._closing.set()
+        if self._health is not None:
+            self._health.end()
         if self._thread is not None:
             self._thread.join(timeout=2.0)  # it would report this member alive again
         self._report('failed' if failed else 'left', reason or self.finish_reason or '')
         self._release_leases()
         self.store.close_for_writing()  # The run is deleted once all members have left: a later entry would revive it.
+
+    def show_health(self) -> None:
+        """Show `ding-store health` that this process's loop runs or waits."""
+        if self._health is not None:
+            self._health.beat()
+
+    def leave_at_once(self) -> bool:
+        """Leave in place of the main thread, which still computes. Return False if it is leaving already."""
+        if self._closing.is_set():
+            return False
+        self.store.flush()
+        self.leave(reason='it was asked to leave')
+        return True
 
     def _release_leases(self) -> None:
         """Let the next job begin at once, also where it cannot see that this process has ended."""
@@ -505,8 +549,13 @@ class RunSession:
 
     @property
     def is_started_again(self) -> bool:
-        """True if a launcher may restart this process after a failure. Then the launcher decides if the run ends."""
-        return self.config.checkpoint is not None and self.config.launched is not None and not self.finished
+        """
+        True if a launcher or a platform may restart this process after a failure. Then a launcher decides if the run
+        ends. A learner needs checkpoints for that.
+        """
+        has_state = self.member is not None and self.member.role == 'learner'
+        may_restart = self.config.checkpoint is not None or not has_state
+        return may_restart and self.config.launched is not None and not self.finished
 
     def close(self) -> None:
         """

@@ -6,6 +6,7 @@ what each role saw is appended as JSON lines to the file named by --trace.
 import argparse
 import json
 import os
+import time
 
 import gym
 import torch
@@ -40,6 +41,9 @@ parser.add_argument('--until', metavar='FILE', help='the learner trains until it
 parser.add_argument('--nstep', type=int, default=0, help='put nstep_reward_enhancer into the pipeline')
 parser.add_argument('--watch', action='store_true', help='a middleware of the user before the pusher')
 parser.add_argument('--fail', type=int, metavar='NODE', help='this node raises in its 20th iteration')
+parser.add_argument('--broken', type=int, nargs='*', default=[], metavar='NODE', help='these nodes raise at the start')
+parser.add_argument('--collect-s', type=float, default=0.0, help='seconds that each collection takes longer')
+parser.add_argument('--train-s', type=float, default=0.0, help='the same for an iteration of the learner')
 parser.add_argument('--obs', type=int, default=4, help='columns of the observation, to make collectors differ')
 parser.add_argument('--ckpt', action='store_true', help='use CkptSaver')
 parser.add_argument('--wandb', action='store_true', help="use DI-engine's logger for W&B")
@@ -61,6 +65,14 @@ def begin(ctx):
         trace(event='begin', env_step=ctx.env_step, eps=ctx.collect_kwargs['eps'])
 
 
+def collect_slowly(ctx):
+    time.sleep(options.collect_s)
+
+
+def train_slowly(ctx):
+    time.sleep(options.train_s)
+
+
 def wider(ctx):
     for t in ctx.trajectories:
         t.obs = torch.cat([t.obs, torch.zeros(options.obs - 4)])
@@ -77,6 +89,8 @@ def until(ctx):
 
 
 def main():
+    if task.router.is_active and task.router.node_id in options.broken:
+        raise RuntimeError('as asked for by --broken')
     logging.getLogger().setLevel(logging.INFO)
     main_config.exp_name = 'tiny_dqn'
     main_config.policy.model.encoder_hidden_size_list = [32, 32]
@@ -104,6 +118,8 @@ def main():
         task.use(eps_greedy_handler(cfg))
         if task.router.is_active and task.has_role(task.role.COLLECTOR):
             task.use(begin)
+        if options.collect_s and task.has_role(task.role.COLLECTOR):
+            task.use(collect_slowly)
         task.use(StepCollector(cfg, policy.collect_mode, envs[0]))
         if options.obs != 4 and task.has_role(task.role.COLLECTOR):
             task.use(wider)
@@ -114,6 +130,8 @@ def main():
         task.use(data_pusher(cfg, buffer_))
         if not options.nstep:  # rewards enhanced on both sides, as in stock parallel mode, are no input for this policy
             task.use(OffPolicyLearner(cfg, policy.learn_mode, buffer_))
+        if options.train_s and task.has_role(task.role.LEARNER):
+            task.use(train_slowly)
         if options.ckpt:
             task.use(CkptSaver(policy, 'tiny_dqn', train_freq=200))
         if options.fail == task.router.node_id:

@@ -27,6 +27,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Op
 
 from ding_store import private_files
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, StoreTimeout
+from ding_store.file_systems import shared_at
 from ding_store.storage.shared_memory import cache_root
 from ding_store.storage.shared_memory import reader_page as host_readers
 from ding_store.storage.shared_memory.cache_files import (
@@ -350,10 +351,20 @@ def open_cache_dir(run: str, directory: Optional[str] = None, max_bytes: Optiona
           is tried: in another directory this process could not share files with its host until it restarts.
     """
     if directory is not None:
+        shared = shared_at(directory)
+        if shared is not None:
+            raise ConfigError(
+                f'host_cache_dir ({directory!r}) is on {shared.kind}, which other hosts may share: memory there is not '
+                'shared memory. Name a directory of this host, such as one in /dev/shm.'
+            )
         private_files.make_directories(directory)
         return CacheDir(cache_root.root_in(os.path.abspath(directory)), run, max_bytes)
     reasons = []
     for candidate in cache_root.candidates(run):
+        shared = shared_at(candidate)
+        if shared is not None:
+            reasons.append(f'{candidate!r} is on {shared.kind}, which other hosts may share')
+            continue
         try:
             cache = CacheDir(cache_root.root_in(candidate), run, max_bytes)
         except StoreTimeout:

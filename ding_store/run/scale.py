@@ -1,0 +1,156 @@
+"""The number of a run's collectors: a value that any host may change, and the hosts that start their share of them."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+
+from ding_store.errors import VersionConflict
+from ding_store.run.foreign import fields_of, is_count
+from ding_store.run.lease import FIELDS, Lease, Owner
+from ding_store.storage.base import Header
+from ding_store.storage.store import Store
+
+#: A value with the number of collectors that the run should have.
+SCALE = 'scale/collector'
+#: Prefix of the leases of hosts that start collectors. The rest is a number from 0 on.
+_HOST = 'host/'
+#: Seconds within which a host renews its lease. Then others start its collectors.
+HOST_S = 10.0
+#: Most collectors of a run whose ``--roles`` has no upper bound.
+NO_BOUND = 10_000
+
+_TARGET: Mapping[str, Callable[[Any], bool]] = {
+    'number': is_count,
+    'least': is_count,
+    'most': is_count,
+    'is_by_hand': lambda field: isinstance(field, bool),
+}
+_SEAT: Mapping[str, Callable[[Any], bool]] = {**FIELDS, 'keep': is_count, 'capacity': is_count}
+
+
+class Target(NamedTuple):
+    """The wanted number of collectors. ``is_by_hand``: a person set it, so the run does not change it by itself."""
+
+    number: int
+    least: int
+    most: int
+    is_by_hand: bool = False
+
+
+class Host(NamedTuple):
+    """A host that starts collectors: it keeps ``keep`` of them if it can, and has room for ``capacity``."""
+
+    keep: int
+    capacity: int
+
+
+def target_of(store: Store) -> Optional[Target]:
+    """Return the wanted number of collectors. None: no process starts collectors, or the server lost its memory."""
+    found = fields_of(store.get(SCALE), _TARGET)
+    return None if found is None else Target(*(found[name] for name in Target._fields))
+
+
+def put_target(store: Store, target: Target, version: Optional[int] = None) -> None:
+    """
+    Overview:
+        Put the wanted number.
+    Arguments:
+        - version (:obj:`Optional[int]`): Put it only over this version. Otherwise VersionConflict is raised.
+    """
+    store.put(SCALE, target._asdict(), {}, version)
+
+
+def change_target(store: Store, change: Callable[[Target], Target]) -> Optional[Target]:
+    """Replace the wanted number by what ``change`` makes of it. Return None if there is none."""
+    while True:
+        value = store.get(SCALE)
+        found = fields_of(value, _TARGET)
+        if value is None or found is None:
+            return None
+        target = change(Target(*(found[name] for name in Target._fields)))
+        try:
+            put_target(store, target, value.version)
+            return target
+        except VersionConflict:
+            continue  # another process changed it: look again
+
+
+def shares_of(number: int, hosts: Sequence[Host]) -> List[int]:
+    """
+    Overview:
+        Return how many collectors each host starts. Each gets what it keeps, in the order of the hosts. The rest goes
+        to hosts that keep none, which have joined for that, and then to the others.
+    """
+    shares = [0] * len(hosts)
+
+    def give(to: Sequence[int], limits: Sequence[int]) -> None:
+        for i, limit in zip(to, limits):
+            more = max(0, min(limit - shares[i], number - sum(shares)))
+            shares[i] += more
+
+    everyone = range(len(hosts))
+    give(everyone, [min(host.keep, host.capacity) for host in hosts])
+    for joined in (True, False):
+        some = [i for i in everyone if (hosts[i].keep == 0) == joined]
+        give(some, [hosts[i].capacity for i in some])
+    return shares
+
+
+class Seat:
+    """
+    Overview:
+        This process's place among the hosts that start collectors.
+    Arguments:
+        - host (:obj:`Host`): What it keeps, and what it has room for.
+    """
+
+    def __init__(self, store: Store, host: Host) -> None:
+        self._store, self._host = store, host
+        self._owner = Owner.this_process()
+        self._others: Dict[int, Lease] = {}
+        self._sit_down()
+
+    def _sit_down(self) -> None:
+        """Take the first place that is free."""
+        self._number = 0
+        while True:
+            self._lease = self._lease_of(self._number)
+            if self._lease.try_acquire() is None:
+                return
+            self._number += 1
+
+    def renew(self) -> None:
+        """Show other hosts that this one lives. If one of them took its place meanwhile, take another."""
+        try:
+            self._lease.renew()
+        except VersionConflict:
+            self._sit_down()
+
+    def release(self) -> None:
+        """Let other hosts start this one's collectors."""
+        self._lease.release()
+
+    def share(self, number: int) -> int:
+        """Return how many of ``number`` collectors this host starts, by the hosts that live now."""
+        hosts: List[Host] = []
+        own = i = 0
+        while i == self._number or self._look(i) is not None:
+            found = self._host if i == self._number else self._living(i)
+            if found is not None:
+                own = len(hosts) if i == self._number else own
+                hosts.append(found)
+            i += 1
+        return shares_of(number, hosts)[own]
+
+    def _lease_of(self, number: int) -> Lease:
+        title = f'a process that starts collectors ({self._owner.place})'
+        notes = self._host._asdict()
+        return Lease(self._store, f'{_HOST}{number}', self._owner, title, HOST_S, notes=lambda earlier: notes)
+
+    def _look(self, number: int) -> Optional[Header]:
+        return fields_of(self._store.get(f'{_HOST}{number}'), _SEAT)
+
+    def _living(self, number: int) -> Optional[Host]:
+        lease = self._others.setdefault(number, self._lease_of(number))
+        found = None if lease.holder() is None else self._look(number)
+        return None if found is None else Host(found['keep'], found['capacity'])
