@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from types import TracebackType
-from typing import Dict, Optional, Tuple, Type
+from typing import Any, Callable, Dict, Optional, Tuple, Type
 
 
 class _Part:
@@ -45,6 +46,16 @@ class TimeSpent:
         if found is None:
             found = self._parts[part] = _Part(self, part)
         return found
+
+    def measured(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls ``call`` and counts its time for ``part``."""
+
+        @functools.wraps(call)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            with self.measure(part):
+                return call(*arguments, **options)
+
+        return counted
 
     def _begin(self, part: str) -> None:
         self._present = part, time.monotonic()
