@@ -14,6 +14,7 @@ from typing import List, Optional
 
 from ding_store import private_files
 from ding_store.environment import set_rank
+from ding_store.launch.deferred_imports import defer_dynamo, deferred_imports
 from ding_store.launch.log_lines import log_as
 from ding_store.launch.user_script import UserScript, exit_process, quiet_imports
 from ding_store.launch.warn_once import warn_once
@@ -76,8 +77,9 @@ class Role:
             # CUDA reads this at its first use, which has not been yet. Policies are then on the CPU, whatever their
             # config's cuda says, because they check whether torch has a GPU.
             os.environ['CUDA_VISIBLE_DEVICES'] = ''
-        with quiet_imports():
+        with quiet_imports(), deferred_imports():
             install()
+            defer_dynamo()
             if self.rank is not None:
                 from ding_store.middleware import learner_ranks
 
