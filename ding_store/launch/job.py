@@ -39,6 +39,7 @@ from ding_store.run.lease import Lease
 from ding_store.run.members import Members, launch
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
+from ding_store.run.waiting import STARTING, best_effort
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
@@ -175,6 +176,8 @@ class Job:
     saving_s: float = 0.0  # when the learner was last seen writing its last checkpoint
     group: str = ''  # name of the learners that started together, if there are several
     regroup_by_s: Optional[float] = None  # a learner was lost: when the others are killed. None: all run
+    starting: List[Process] = field(default_factory=list)  # started again, and not seen in the run yet
+    starting_s: float = 0.0  # when a learner was last seen starting
 
     def run(self, out: Any) -> Result:
         """
@@ -403,6 +406,7 @@ class Job:
                     for successor in self._reaped(key.data, session):
                         selector.register(successor.pidfd, selectors.EVENT_READ, successor)
                 tick()
+                self._report_starting(session.store)
                 self._hurry_learners()
                 if ended:
                     self._hurry(ended[0])
@@ -476,11 +480,11 @@ class Job:
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
                 return []
-        if process.role != 'collector' and code != 0 and self._may_restart(code, session):
+        if process.role != 'collector' and code != 0 and self._may_restart(process, session):
+            self._bury(process, session.store, how)
             if process.rank is not None:
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
-                self._bury(process, session.store)
                 return self._regroup(session)
             return [self._restart(process, session)]
         self._give_up(process, how, session)
@@ -521,15 +525,20 @@ class Job:
         end = end_of(session.store)
         return self.is_hurrying and end is not None and not end.failed
 
-    def _may_restart(self, code: int, session: RunSession) -> bool:
+    def _may_restart(self, process: Process, session: RunSession) -> bool:
         """
         Return whether a crashed process may be started again. A learner that failed because the disk is full
-        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full.
+        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full. If
+        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state.
         """
-        limit = self._max_restarts(session.store)
-        if limit is None or session.store.get(FINISH) is not None:
+        limit, end = self._max_restarts(session.store), end_of(session.store)
+        if limit is None:
             return False
-        if code == os.EX_CONFIG:
+        if end is not None and (
+            end.failed or process.role != 'learner' or process.rank is not None or self.is_hurrying
+        ):
+            return False
+        if process.code == os.EX_CONFIG:
             self.say('it is not started again: it failed with a ConfigError, which would occur again')
             return False
         if self.num_restarts >= limit:
@@ -553,7 +562,6 @@ class Job:
         return self._start_again(process, session)
 
     def _start_again(self, process: Process, session: RunSession) -> Process:
-        self._bury(process, session.store)
         alive = [each for each in self.processes if each.code is None]
         (address,) = new_addresses(1)
         self.addresses.append(address)
@@ -563,13 +571,34 @@ class Job:
         place = pid, os.pidfd_open(pid), process.log, address
         successor = Process(process.role, process.node_id, *place, rank=process.rank)
         self.processes.append(successor)
+        self.starting.append(successor)
+        self._report_starting(session.store)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
         self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
         return successor
 
+    def _report_starting(self, store: Store) -> None:
+        """
+        Report that processes are being started again, until each has joined or ended. Members that wait for them then
+        go on waiting, however long the start takes.
+        """
+        if not self.starting:
+            return
+        before, host = {each.role for each in self.starting}, os.uname().nodename
+        if 'learner' in before:
+            self.starting_s = time.monotonic()
+        with contextlib.suppress(ServerFull), best_effort(store):
+            joined = {(member.pid, member.host) for member in Members(store).refresh().alive()}
+            self.starting = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
+            for role in before:
+                if any(each.role == role for each in self.starting):
+                    store.put(f'{STARTING}{role}', {}, {})
+                else:
+                    store.delete(f'{STARTING}{role}')
+
     @staticmethod
-    def _bury(process: Process, store: Store) -> None:
+    def _bury(process: Process, store: Store, how: str = 'crashed') -> None:
         """Report a crashed process as failed, so that no other member waits to see whether it is alive."""
         host = os.uname().nodename
         for member in Members(store).refresh().alive(process.role):
@@ -577,7 +606,7 @@ class Job:
                 # At its maxmemory the server takes no report. The other members then see that it is silent.
                 with contextlib.suppress(ServerFull):
                     try:
-                        member.report(store, 'failed', 'it crashed')
+                        member.report(store, 'failed', f'it {how}')
                     except AppendUnsettled as error:
                         if not error.needs_room:
                             raise
@@ -594,7 +623,7 @@ class Job:
     def _hurry(self, ended_s: float) -> None:
         """
         End the processes that are left, but none that is being debugged. A learner that writes its last checkpoint gets
-        time until it has.
+        time until it has, and so does one that is being started again.
         """
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
@@ -605,7 +634,8 @@ class Job:
                 self.say('waiting for the last checkpoint: the learner is still writing it')
             self.saving_s = now
         for process in self.processes:
-            since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
+            busy_s = max(self.saving_s, self.starting_s) if process.role == 'learner' else 0.0
+            since_s = now - max(ended_s, min(busy_s, ended_s + SAVE_S))
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
             if since_s > LEAVE_S + TERM_S:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from dataclasses import replace
@@ -13,14 +14,22 @@ from ding_store.errors import ConfigError
 from ding_store.hook import install
 from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
-from ding_store.launch.router import activate, claim_node_id, deactivate, new_addresses, peer_addresses, remove_address
+from ding_store.launch.router import (
+    ROLES,
+    activate,
+    claim_node_id,
+    deactivate,
+    new_addresses,
+    peer_addresses,
+    remove_address,
+)
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
 from ding_store.run.claim import claim_role, starting
 from ding_store.run.ending import end_of, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
-from ding_store.run.session import RunSession
+from ding_store.run.session import ON_JOIN, RunSession
 from ding_store.run.several_learners import num_learners_of
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import StreamInfo
@@ -66,6 +75,7 @@ def join(
     write_environment(replace(environment, launched=launch(config.launched), joined=joined, learners=learners))
     import_di_engine()
     install()
+    ON_JOIN.append(functools.partial(_say_joined, title=title))
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
@@ -73,6 +83,13 @@ def join(
     finally:
         deactivate()
         remove_address(address)
+
+
+def _say_joined(session: RunSession, title: str) -> None:
+    members = Members(session.store).refresh()
+    counts = {role: members.num_running(role) for role in ROLES}
+    running = ', '.join(f'{role}={count}' for role, count in counts.items() if count)
+    print_to(sys.stderr, line(f'joined run {session.config.run!r}, which now has {running}\n', title))
 
 
 def living(store: Store, config: StoreConfig) -> StreamInfo:

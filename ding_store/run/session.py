@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)  # unlike ditk's functions, it does not imp
 T = TypeVar('T')
 #: Seconds after which a user wants to know what a process waits for.
 NOTICE_AFTER_S = 2.0
+#: Called with each session of this process that has joined its run.
+ON_JOIN: List[Callable[[RunSession], None]] = []
 
 
 @contextlib.contextmanager
@@ -163,6 +165,8 @@ class RunSession:
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
+            for call in ON_JOIN:
+                call(self)
             atexit.register(self.close)
         return self.member
 
