@@ -87,9 +87,9 @@ class DyingEvaluator(Job):
 
 
 class DeadReader(Job):
-    """A second durable reader of the experience reads nothing, so the stream fills up to its limit of 200 kB."""
+    """A second durable reader of the experience reads nothing, so the stream fills up to its limit of 100 kB."""
 
-    settings = (('store.max_pending_bytes', 200_000),)
+    settings = (('store.max_pending_bytes', 100_000),)
 
     def begin(self) -> None:
         from ding.framework import task
@@ -115,7 +115,7 @@ class RareWeights(Job):
 
 
 class SlowRank(Job):
-    """One of two learners takes 100 ms longer for each iteration. The other one waits for it."""
+    """One of two learners takes 300 ms longer for each iteration. The other one waits for it."""
 
     roles = 'learner=2,evaluator=1,collector=1'
 
@@ -123,7 +123,7 @@ class SlowRank(Job):
         from ding_store.environment import read_environment
 
         if read_environment().rank == 1:
-            time.sleep(0.1)
+            time.sleep(0.3)
 
 
 JOBS = dict(enumerate((SlowEnvironments, LowRatio, FrequentCheckpoints, DyingEvaluator, DeadReader), 1))

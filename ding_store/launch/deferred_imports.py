@@ -27,7 +27,7 @@ def deferred_imports() -> Iterator[None]:
     """Import DI-engine within this context."""
     finder = _Lazy()
     sys.meta_path.insert(0, finder)
-    stub = _svm() if SVM not in sys.modules and importlib.util.find_spec('sklearn') is not None else None
+    stub = _svm() if SVM not in sys.modules and importlib.util.find_spec(SVM.partition('.')[0]) is not None else None
     if stub is not None:
         sys.modules[SVM] = stub
     try:

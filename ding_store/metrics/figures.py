@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 #: Parts of the work of a learner's loop and of a collector's, whose seconds they report as ``<part>_s``. A collector
 #: spends the rest of its time mostly on its policy. ``append`` includes waits for room in the stream.
-LEARNER_PARTS = ('wait_experience', 'wait_ranks', 'ingest', 'sample', 'train', 'publish')
+LEARNER_PARTS = ('wait_experience', 'wait_ranks', 'ingest', 'sample', 'train', 'publish', 'checkpoint')
 COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append', 'environment')
 #: Bounds in seconds of the buckets in which collectors count how long they took to append a chunk. Longer ones are
 #: counted in one more bucket. Bucket i is reported as ``append_bucket_<i>``.

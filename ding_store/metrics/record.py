@@ -45,6 +45,7 @@ COLUMNS: Dict[str, Column] = {
     'learner_sample': Column('share', 'share that it samples batches'),
     'learner_train': Column('share', 'share that it trains'),
     'learner_publish': Column('share', 'share that it publishes weights'),
+    'learner_checkpoint': Column('share', 'share that it copies its state for checkpoints'),
     'collector_wait_learner': Column('share', 'share of their time that collectors wait for the learner'),
     'collector_wait_weights': Column('share', 'share that they wait for newer weights'),
     'collector_append': Column('share', 'share that they append experience, and wait for room in the stream'),

@@ -12,8 +12,8 @@ from rich.text import Text
 
 #: Lines of members on the screen without ``--all``. Those with problems come first.
 MAX_MEMBERS = 20
-#: A share of a limit that is near it, and a difference between the waits of several learners that is large.
-NEAR, UNEVEN = 0.8, 0.2
+#: A share of a limit that is near it, and how much longer than twice the shortest a wait for other learners is long.
+NEAR, UNEVEN = 0.8, 0.1
 STYLES = {'ok': 'green', 'left': 'dim', 'failed': 'bold red', 'killed': 'bold red', 'silent': 'bold yellow'}
 ORDER = ('learner', 'evaluator', 'collector')
 PARTS = {
@@ -23,6 +23,7 @@ PARTS = {
     'learner_sample': 'samples',
     'learner_train': 'trains',
     'learner_publish': 'publishes weights',
+    'learner_checkpoint': 'copies for checkpoints',
     'collector_wait_learner': 'wait for the learner',
     'collector_wait_weights': 'wait for weights',
     'collector_append': 'append experience',
@@ -262,7 +263,7 @@ def slowest_rank(members: Sequence[Mapping[str, Any]]) -> Optional[SlowestRank]:
         return None
     waits = [each['shares']['wait_ranks'] for each in ranks]
     slowest = ranks[waits.index(min(waits))]
-    return SlowestRank(slowest, max(waits)) if max(waits) - min(waits) >= UNEVEN else None
+    return SlowestRank(slowest, max(waits)) if max(waits) >= UNEVEN + 2 * min(waits) else None
 
 
 def _place(member: Mapping[str, Any]) -> Tuple[str, int, int]:

@@ -133,10 +133,11 @@ def _learner(status: Status) -> Iterator[Answer]:
     if known.get('publish', 0.0) >= PUBLISH:
         fix = 'publish less often with PeriodicalModelExchanger, or fewer bytes: --set weights_dtype=float16'
         yield Answer('weights', f'publishing weights takes {known["publish"]:.0%} of the learner', fix)
-    overhead = figures['checkpoint_overhead'] or 0.0
-    if overhead >= CHECKPOINTS:
+    copying, overhead = known.get('checkpoint', 0.0), figures['checkpoint_overhead'] or 0.0
+    if max(copying, overhead) >= CHECKPOINTS:
         fix = 'save less often: lower store.checkpoint.max_overhead, or remove store.checkpoint.interval_s'
-        yield Answer('checkpoints', f'checkpoints have cost {overhead:.0%} of the time', fix)
+        found = f'checkpoints have cost {overhead:.0%} of the time, and copying for them takes {copying:.0%} now'
+        yield Answer('checkpoints', found, fix)
     if 'train' in known and rest >= LARGE:
         fix = "profile the learner's loop: loggers, savers, or an evaluator in its process take this time"
         yield Answer('rest', f'{rest:.0%} of the learner is outside of the parts above', fix)
@@ -220,7 +221,8 @@ def _policy(status: Status) -> Iterator[Answer]:
         return
     lag = figures['policy_lag']
     versions = f'{number(lag)} version{"" if lag == 1 else "s"}'
-    found = f'the oldest policy of a collector is {versions} ({duration(age_s)}) behind'
+    age = f' ({duration(age_s)})' if age_s >= 1 else ''
+    found = f'the oldest policy of a collector is {versions}{age} behind'
     chunks = [
         each['figures']['up_s'] / each['figures']['chunks']
         for each in status['members']
@@ -279,6 +281,7 @@ LEARNER_TEXTS = {
     'sample': 'samples',
     'train': 'trains',
     'publish': 'publishes weights',
+    'checkpoint': 'copies for checkpoints',
 }
 COLLECTOR_TEXTS = {
     'wait_learner': 'wait for the learner',

@@ -70,6 +70,7 @@ RATIO = dict(samples_per_insert=8.0, sampled=790, rows=100)
         ('weights', 'weights_dtype', dict(learner=dict(publish=3.0, train=5.0))),
         ('rest', 'profile', dict(learner=dict(train=2.0))),
         ('checkpoints', 'max_overhead', dict(checkpoint_overhead=0.2)),
+        ('checkpoints', 'max_overhead', dict(learner=dict(checkpoint=4.0, train=3.0))),
         ('pace', 'train_ratio=free', dict(collector=dict(wait_learner=8.0))),
         ('lost', 'Redis keeps its data', dict(lost=3)),
         ('corrupt', 'memory', dict(corrupt=3)),
