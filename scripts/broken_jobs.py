@@ -122,7 +122,7 @@ class SlowRank(Job):
     def learned(self, ctx: Any) -> None:
         from ding_store.environment import read_environment
 
-        if read_environment().rank == 1:
+        if read_environment().rank == '1':
             time.sleep(0.3)
 
 

@@ -13,6 +13,7 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
 from ding_store.launch.progress import Display  # noqa: E402
+from ding_store.launch.role_process import Role  # noqa: E402
 from ding_store.launch.router import remove_address  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.run.last_checkpoint import SAVE_S  # noqa: E402
@@ -111,17 +112,23 @@ def test_learner_with_wrong_settings_is_not_restarted(tmp_path, monkeypatch, cod
 @pytest.mark.parametrize(('run_failed', 'num_restarts'), [(False, 1), (True, 0)])
 def test_learner_killed_as_the_run_ended_is_started_again(tmp_path, monkeypatch, run_failed, num_restarts):
     """It reads the last experience, and saves the last state. The run has ended in order."""
-    pid, restarted = os.posix_spawn('/bin/sh', ['sh', '-c', 'kill -9 $$'], os.environ), []
+    pid, spawned = os.posix_spawn('/bin/sh', ['sh', '-c', 'kill -9 $$'], os.environ), []
     process = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', '')
-    monkeypatch.setattr(Job, '_restart', lambda self, process, session: restarted.append(process))
+
+    def spawn(self, log):
+        spawned.append(self.title)
+        return os.posix_spawn('/bin/true', ['true'], os.environ)
+
+    monkeypatch.setattr(Role, 'spawn', spawn)
     with open_store('memory://', run='r') as store:
         store.put(CHECKPOINTS, {'path': str(tmp_path), 'max_restarts': 5}, {})
         store.put(FINISH, {'reason': 'mean return 200', 'failed': run_failed, 'parent': 0}, {})
-        session = SimpleNamespace(store=store, finished=True, finish=lambda *args, **kwargs: None)
-        job = Job(None, {}, StoreConfig(), tmp_path, processes=[process])
-        job._reap(process, session)
-    assert len(restarted) == num_restarts
-    assert (job.failed is None) == (num_restarts == 1)
+        finish = {'finished': True, 'on_finish': lambda call: None, 'finish': lambda *_, **__: None}
+        job = Job(None, {'learner': 1}, StoreConfig(), tmp_path, processes=[process])
+        code = job.watch(SimpleNamespace(store=store, **finish), lambda: None, tick_s=0.01)
+        assert store.get(f'{STARTING}learner') is None
+    assert spawned == ['learner-0'] * num_restarts
+    assert code == (0 if num_restarts else 1)
 
 
 def test_launcher_reports_a_learner_that_starts_until_it_joins(tmp_path):
