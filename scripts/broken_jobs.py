@@ -52,16 +52,16 @@ class Job:
 
 
 class SlowEnvironments(Job):
-    """A step of an environment takes 50 ms. A collector steps 8 of them one after the other."""
+    """A step of an environment takes 200 ms. A collector steps 8 of them one after the other."""
 
     def env(self) -> Any:
-        return _slow(super().env(), 0.05)
+        return _slow(super().env(), 0.2)
 
 
 class LowRatio(Job):
-    """samples_per_insert allows a fifth of the training that the script asks for. More collectors do not help."""
+    """samples_per_insert allows a twentieth of the training that the script asks for. More collectors do not help."""
 
-    settings = (('store.samples_per_insert', 8.0), ('store.error_buffer', 512.0))
+    settings = (('store.samples_per_insert', 2.0), ('store.error_buffer', 128.0))
 
 
 class FrequentCheckpoints(Job):

@@ -106,7 +106,9 @@ def _replay(figures: Mapping[str, Any], samples: Optional[float]) -> Text:
     if figures['replay_bytes'] is not None:
         text.append(f' · {size_of(figures["replay_bytes"])}')
     if samples is not None:
-        text.append(f' · {samples:.3g} samples per insert')
+        limit = figures['samples_per_insert']
+        of = f' of {limit:g}' if limit else ''
+        text.append(f' · {samples:.3g}{of} samples per insert')
     return text
 
 

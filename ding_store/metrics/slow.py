@@ -27,6 +27,8 @@ LARGE, WAIT = 0.3, 0.3
 PUBLISH, CHECKPOINTS = 0.2, 0.1
 #: A ratio of samples to inserts that is this share of its limit, or more, is stopped by it.
 AT_RATIO = 0.9
+#: Below this share of training, a learner could train more.
+IDLE = 0.5
 #: Chunks of a collector in which it should load weights, and seconds of age that are always fine.
 FRESH_CHUNKS, FRESH_S = 3, 2.0
 #: Partitions near their limit that get a line.
@@ -121,6 +123,12 @@ def _learner(status: Status) -> Iterator[Answer]:
     yield Answer('learner', f'{parts}, the rest of its loop {rest:.0%}')
     if known.get('wait_experience', 0.0) >= WAIT:
         yield _starved(status, known['wait_experience'])
+    limit = figures['samples_per_insert']
+    if _is_at_ratio(status) and known.get('wait_experience', 0.0) < WAIT:
+        train = known.get('train', 0.0)
+        found = f'samples_per_insert={limit:g} permits no more training, which takes {train:.0%} of the learner'
+        fix = f'raise store.samples_per_insert (now {limit:g}) if rows may be used more often'
+        yield Answer('ratio', found, fix if train < IDLE else '')
     if known.get('sample', 0.0) >= LARGE:
         if figures['prefetch']:
             fix = f'raise store.prefetch (now {figures["prefetch"]}), or keep the replay in memory: docs/howto/tune.md'
@@ -158,7 +166,7 @@ def _starved(status: Status, share: float) -> Answer:
         have = f'{number(figures["replay_rows"])} of {number(least)} rows'
         fix = f'wait, or lower store.min_size_to_sample (now {least})'
         return Answer('starved', f'{found}: it begins to train when the replay has {have}', fix)
-    if limit and ratio and ratio >= AT_RATIO * limit:
+    if _is_at_ratio(status):
         fix = f'raise store.samples_per_insert (now {limit:g}), or add collectors: {_join(status)}'
         return Answer('starved', f'{found}: samples_per_insert={limit:g} permits no more training', fix)
     if shares.get('collector_wait_weights', 0.0) >= WAIT:
@@ -176,6 +184,11 @@ def _starved(status: Status, share: float) -> Answer:
         found = f'{found}: collectors spend {slow:.0%} of theirs on steps of environments'
         return Answer('starved', found, f'{fix}. Or make the environments faster')
     return Answer('starved', f'{found}: {number(count)} collector{"" if count == 1 else "s"} cannot make more', fix)
+
+
+def _is_at_ratio(status: Status) -> bool:
+    limit, ratio = status['figures']['samples_per_insert'], status['samples_per_insert']
+    return bool(limit and ratio and ratio >= AT_RATIO * limit)
 
 
 def _collectors(status: Status) -> Iterator[Answer]:

@@ -77,6 +77,7 @@ RATIO = dict(samples_per_insert=8.0, sampled=790, rows=100)
         ('starved', 'environments faster', dict(learner=STARVED, collector=dict(environment=8.0))),
         ('starved', 'raise store.samples_per_insert .now 8', dict(learner=STARVED, **RATIO)),
         ('starved', 'min_size_to_sample', dict(learner=STARVED, min_size_to_sample=500, replay_rows=80)),
+        ('ratio', 'raise store.samples_per_insert', dict(learner=dict(wait_experience=2.0, train=3.0), **RATIO)),
         ('pace', 'lower store.samples_per_insert', dict(collector=dict(wait_learner=8.0), **RATIO)),
     ],
 )
