@@ -3,10 +3,11 @@ Time from a command to the first step of its collectors: `ding-store run` of Car
 
     python scripts/first_run.py              three times each
     python scripts/first_run.py --times 1
+    python scripts/first_run.py --uncompiled       the first run compiles loops, as after pip install without the doctor
 
-"fresh" is the first run after setup: numba's cache is empty. The goals are for two idle cores. Files of Python and of
-packages are in the page cache, unless nothing has read them since the machine started. "cpu" is the CPU time of all
-processes of the command until then. On a busy machine, it says more than the seconds.
+"fresh" is the first run after setup, which has compiled the loops and has read the files of packages. The goals are for
+two idle cores. "cpu" is the CPU time of all processes of the command until then. On a busy machine, it says more than
+the seconds.
 """
 
 import argparse
@@ -48,6 +49,9 @@ sys.argv = [{main!r}, *sys.argv[1:]]
 runpy.run_path({main!r}, run_name='__main__')
 """
 
+#: What scripts/setup.sh runs at its end.
+COMPILE = 'from ding_store.launch.user_script import compile_loops; compile_loops()'
+
 
 class Kind(NamedTuple):
     """One row of the table. Its goal is in seconds, on two idle cores."""
@@ -68,13 +72,16 @@ KINDS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--times', type=int, default=3, help='runs of each kind, in turn (default: %(default)s)')
+    parser.add_argument('--uncompiled', action='store_true', help='leave out what setup compiles')
     options = parser.parse_args()
     seconds: Dict[str, List[float]] = {kind.title: [] for kind in KINDS}
     cpu: Dict[str, List[float]] = {kind.title: [] for kind in KINDS}
     loads: Dict[str, List[float]] = {kind.title: [] for kind in KINDS}
     for _ in range(options.times):
         with tempfile.TemporaryDirectory(prefix='first-run-') as cache:
-            for kind in KINDS:  # the first fills the cache of the second
+            if not options.uncompiled:
+                subprocess.run([sys.executable, '-W', 'ignore', '-c', COMPILE], check=True, env=environment_with(cache))
+            for kind in KINDS:  # with --uncompiled, the first fills the cache of the second
                 loads[kind.title].append(os.getloadavg()[0])
                 wall_s, cpu_s = first_step_s(kind, cache)
                 seconds[kind.title].append(wall_s)
@@ -96,8 +103,7 @@ def first_step_s(kind: Kind, cache: str) -> Tuple[float, float]:
     with tempfile.TemporaryDirectory(prefix='first-run-') as directory:
         note, probe = Path(directory, 'note'), Path(directory, 'probe.py')
         probe.write_text(PROBE.format(note=str(note), main=str(MAIN)))
-        environment = {**os.environ, 'NUMBA_CACHE_DIR': cache, 'OMP_NUM_THREADS': '1'}
-        environment['PYTHONPATH'] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+        environment = environment_with(cache)
         if kind.is_on_store:
             command = [
                 sys.executable,
@@ -123,6 +129,11 @@ def first_step_s(kind: Kind, cache: str) -> Tuple[float, float]:
                 return at_s - began_s, cpu_s_of(process.pid)
             finally:
                 end(process)
+
+
+def environment_with(cache: str) -> Dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get('PYTHONPATH')]))
+    return {**os.environ, 'NUMBA_CACHE_DIR': cache, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': path}
 
 
 def wait_for(note: Path, process: subprocess.Popen, out) -> float:

@@ -190,6 +190,18 @@ install_all() {
     install "3/3 ding_store[$list]" -e "$ROOT[$list]"
     install_without_dependencies
     find_the_pipelines
+    compile_loops
+}
+
+# Otherwise the first run compiles them. It also reads the files of torch and DI-engine from the disk.
+compile_loops() {
+    local start=$SECONDS
+    say 'compiling loops'
+    if "$PYTHON" -c 'from ding_store.launch.user_script import compile_loops; compile_loops()' >>"$LOG" 2>&1; then
+        say "  done in $((SECONDS - start)) s"
+    else
+        say "  that failed, so the first run compiles them; messages are in $LOG"
+    fi
 }
 
 # dizoo_configs is no part of the package: `python dizoo_configs/...` finds it in the checkout.

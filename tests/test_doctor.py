@@ -1,6 +1,7 @@
 """Each check's failing branches, with the machine replaced by fakes; and the command on the machine as it is."""
 
 import contextlib
+import functools
 import json
 import subprocess
 import sys
@@ -101,8 +102,9 @@ def test_check_torch_and_gpu_report_their_state():
         (package_checks.check_redis_client, 'redis', '8.1.0', OK, '8.1.0'),
         (package_checks.check_redis_client, 'redis', '4.4.9', FAIL, 'redis>=4.5'),
         (package_checks.check_redis_client, 'redis', None, FAIL, 'redis>=4.5'),
-        (package_checks.check_numba, 'numba', '0.60.0', OK, 'compiled'),
-        (package_checks.check_numba, 'numba', None, WARN, 'in numpy'),
+        (functools.partial(package_checks.check_numba, {}), 'numba', '0.60.0', OK, 'compiled'),
+        (functools.partial(package_checks.check_numba, {}), 'numba', None, WARN, 'in numpy'),
+        (functools.partial(package_checks.check_numba, {'numba_error': 'E: no'}), 'numba', '0.60.0', WARN, 'E: no'),
         (package_checks.check_lz4, 'lz4', '4.4.5', OK, 'are compressed'),
         (package_checks.check_lz4, 'lz4', None, WARN, 'lz4>=3.1'),
     ],

@@ -51,22 +51,24 @@ def with_compiler(compile_all: Callable[[Compiler], T]) -> Optional[T]:
 
 
 def _compiler(numba: Any, cache: bool) -> Compiler:
-    is_warned = False
-
     def compiled(signature: Any, function: Callable[..., Any], nogil: bool = False) -> Callable[..., Any]:
-        nonlocal is_warned
         function = _renamed(function, '_freely' if nogil else '')
         # A division that may raise is a branch, which prevents vector instructions in a loop.
         made = numba.njit(signature, cache=cache, nogil=nogil, error_model='numpy')(function)
-        if cache and made.stats.cache_misses and not is_warned:
-            is_warned = True
-            logger.warning(
-                'ding_store compiles its loops, once per installation: about 20 s of one core. If this repeats at '
-                'every start, set NUMBA_CACHE_DIR to a directory that this user may write to.'
-            )
+        if cache and made.stats.cache_misses:
+            _notice()
         return made  # type: ignore[no-any-return]
 
     return compiled
+
+
+@functools.cache
+def _notice() -> None:
+    """Log once per process that loops are compiled."""
+    logger.warning(
+        'ding_store compiles its loops, once per installation: about 20 s of one core. If this repeats at every start, '
+        'set NUMBA_CACHE_DIR to a directory that this user may write to.'
+    )
 
 
 def _renamed(function: Any, suffix: str) -> Callable[..., Any]:

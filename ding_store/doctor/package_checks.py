@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding
@@ -17,7 +19,7 @@ IMPORT_TIMEOUT_S = 120.0
 #: Returns the installed version of a distribution, or None if it is not installed.
 Versions = Callable[[str], Optional[str]]
 
-#: Imports in a separate process: a crash or a hang must not stop the doctor.
+#: Imports in a separate process: a crash or a hang must not stop the doctor. It compiles what the first run needs.
 _PROBE = """
 import json, sys
 report = {}
@@ -33,12 +35,24 @@ try:
     report['ding'] = ding.__version__
 except BaseException as e:
     report['ding_error'] = f'{type(e).__name__}: {e}'
+else:
+    try:
+        from ding_store.launch.user_script import compile_loops
+        compile_loops()
+    except BaseException as e:
+        report['numba_error'] = f'{type(e).__name__}: {e}'
 sys.stdout.write('\\n' + json.dumps(report))
 """
 
 
 def check_packages() -> List[Finding]:
+    notice = threading.Timer(
+        2.0, sys.stderr.write, ('importing DI-engine, and compiling loops if none are compiled\n',)
+    )
+    notice.daemon = True
+    notice.start()
     probe = run_probe()
+    notice.cancel()
     return [
         check_python(),
         check_di_engine(probe),
@@ -49,7 +63,7 @@ def check_packages() -> List[Finding]:
         check_treetensor(),
         check_redis_client(),
         check_hiredis(),
-        check_numba(),
+        check_numba(probe),
         check_lz4(),
         check_environments(),
     ]
@@ -71,6 +85,7 @@ def release(version: str) -> Tuple[int, ...]:
 def run_probe(code: str = _PROBE, timeout_s: float = IMPORT_TIMEOUT_S) -> Dict[str, Any]:
     """Import torch and DI-engine and return the report. It has 'torch_error' and 'ding_error' for failed imports."""
     try:
+        code = f'import sys; sys.path.append({str(Path(__file__).parents[2])!r})\n{code}'
         done = subprocess.run(
             [sys.executable, '-c', code], capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL
         )
@@ -203,12 +218,15 @@ def _redis_uses_hiredis() -> bool:
     return bool(HIREDIS_AVAILABLE)
 
 
-def check_numba(versions: Versions = installed_version) -> Finding:
+def check_numba(probe: Dict[str, Any], versions: Versions = installed_version) -> Finding:
     version = versions('numba')
     if version is None:
         fix = "pip install 'numpy<2' 'numba>=0.58' (the extra `fast`), if priorities are used"
         return Finding('numba', WARN, 'not installed: prioritized sampling runs in numpy', fix)
-    return Finding('numba', OK, f'{version}: prioritized sampling is compiled')
+    if 'numba_error' in probe:
+        fix = "pip install 'numpy<2' 'numba>=0.58', or set DING_STORE_NO_NUMBA=1: loops then run in numpy"
+        return Finding('numba', WARN, f'{version} does not compile loops: {probe["numba_error"]}', fix)
+    return Finding('numba', OK, f'{version}: loops are compiled')
 
 
 def check_lz4(versions: Versions = installed_version) -> Finding:

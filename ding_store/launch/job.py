@@ -18,7 +18,7 @@ from typing import Any, Callable, Collection, Dict, List, Optional, Tuple
 from ding_store import private_files
 from ding_store.config import DEFAULT_URL, StoreConfig, unknown_key
 from ding_store.environment import Environment, write_environment
-from ding_store.errors import ConfigError, StoreError
+from ding_store.errors import ConfigError, ServerFull, StoreError
 from ding_store.file_systems import shared_at
 from ding_store.launch import log_dir, warn_once
 from ding_store.launch.log_lines import line
@@ -43,6 +43,7 @@ from ding_store.run.members import Members, launch
 from ding_store.run.node_addresses import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
+from ding_store.run.waiting import STARTING, best_effort
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
@@ -206,6 +207,8 @@ class Job:
     is_misconfigured: bool = False  # the run failed because of a ConfigError in a script
     nursery: Optional[Nursery] = None
     joined: Optional[str] = None  # see ``Environment``. None: this launcher begins the run
+    starting: List[Process] = field(default_factory=list)  # started again, and not seen in the run yet
+    starting_s: float = 0.0  # when a learner was last seen starting
     staff: Staff = field(init=False)
 
     def __post_init__(self) -> None:
@@ -447,6 +450,7 @@ class Job:
                 for started in self.staff.tick(session):
                     selector.register(started.pidfd, selectors.EVENT_READ, started)
                 tick()
+                self._report_starting(session.store)
                 self._hurry_learners()
                 if ended:
                     self._hurry(ended[0])
@@ -529,11 +533,11 @@ class Job:
                 return []
         elif process.role == 'collector' and any(p.role == 'collector' and p.code is None for p in self.processes):
             return []
-        elif process.role == 'learner' and code != 0 and self._may_restart(code, session):
+        elif process.role == 'learner' and code != 0 and self._may_restart(process, session):
+            self._bury(process, session.store, how)
             if process.rank is not None:
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
-                self._bury(process, session.store)
                 return self._regroup(session)
             return [self._restart(process, session)]
         self._give_up(process, how, session)
@@ -578,15 +582,20 @@ class Job:
         end = end_of(session.store)
         return self.is_hurrying and end is not None and not end.failed
 
-    def _may_restart(self, code: int, session: RunSession) -> bool:
+    def _may_restart(self, process: Process, session: RunSession) -> bool:
         """
         Return whether a crashed process may be started again. A learner that failed because the disk is full
-        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full.
+        (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full. If
+        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state.
         """
-        limit = self._max_restarts(session.store)
-        if limit is None or session.store.get(FINISH) is not None:
+        limit, end = self._max_restarts(session.store), end_of(session.store)
+        if limit is None:
             return False
-        if code == os.EX_CONFIG:
+        if end is not None and (
+            end.failed or process.role != 'learner' or process.rank is not None or self.is_hurrying
+        ):
+            return False
+        if process.code == os.EX_CONFIG:
             self.say('it is not started again: it failed with a ConfigError, which would occur again')
             return False
         if self.num_restarts >= limit:
@@ -610,8 +619,8 @@ class Job:
         return self._start_again(process, session)
 
     def _start_again(self, process: Process, session: RunSession) -> Process:
-        self._bury(process, session.store)
         successor = self.start_process(process.role, process.node_id, process.rank)
+        self._report_starting(session.store)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
         self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
@@ -633,12 +642,33 @@ class Job:
             pid, pidfd = started.spawn(log), 0
         process = Process(role, node_id, pid, pidfd or os.pidfd_open(pid), log, address, rank=rank, nursery=nursery)
         self.processes.append(process)
+        if role in SINGLE_ROLES:
+            self.starting.append(process)
         return process
 
+    def _report_starting(self, store: Store) -> None:
+        """
+        Report that processes are being started again, until each has joined or ended. Members that wait for them then
+        go on waiting, however long the start takes.
+        """
+        if not self.starting:
+            return
+        before, host = {each.role for each in self.starting}, os.uname().nodename
+        if 'learner' in before:
+            self.starting_s = time.monotonic()
+        with contextlib.suppress(ServerFull), best_effort(store):
+            joined = {(member.pid, member.host) for member in Members(store).refresh().alive()}
+            self.starting = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
+            for role in before:
+                if any(each.role == role for each in self.starting):
+                    store.put(f'{STARTING}{role}', {}, {})
+                else:
+                    store.delete(f'{STARTING}{role}')
+
     @staticmethod
-    def _bury(process: Process, store: Store) -> None:
+    def _bury(process: Process, store: Store, how: str = 'crashed') -> None:
         """Report a crashed process as failed, so that no other member waits to see whether it is alive."""
-        bury(Members(store).refresh(), process, store, 'it crashed')
+        bury(Members(store).refresh(), process, store, f'it {how}')
 
     def _give_up(self, process: Process, how: str, session: RunSession) -> None:
         self.failed, self.is_misconfigured = f'{process.title} {how}', process.code == os.EX_CONFIG
@@ -652,7 +682,7 @@ class Job:
     def _hurry(self, ended_s: float) -> None:
         """
         End the processes that are left, but none that is being debugged. A learner that writes its last checkpoint gets
-        time until it has.
+        time until it has, and so does one that is being started again.
         """
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
@@ -663,7 +693,8 @@ class Job:
                 self.say('waiting for the last checkpoint: the learner is still writing it')
             self.saving_s = now
         for process in self.processes:
-            since_s = now - max(ended_s, self.saving_s if process.role == 'learner' else 0.0)
+            busy_s = max(self.saving_s, self.starting_s) if process.role == 'learner' else 0.0
+            since_s = now - max(ended_s, min(busy_s, ended_s + SAVE_S))
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
             if since_s > LEAVE_S + TERM_S:

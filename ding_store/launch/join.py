@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from dataclasses import replace
@@ -20,8 +21,15 @@ from ding_store.run.claim import check_script, claim_free_rank, claim_role, has_
 from ding_store.run.ending import clear_ended_run, end_of, retire, silence_s
 from ding_store.run.format import check_format
 from ding_store.run.members import STREAM, Members, launch
-from ding_store.run.node_addresses import FIRST_IDS, claim_node_id, new_addresses, peer_addresses, remove_address
-from ding_store.run.session import RunSession
+from ding_store.run.node_addresses import (
+    FIRST_IDS,
+    ROLES,
+    claim_node_id,
+    new_addresses,
+    peer_addresses,
+    remove_address,
+)
+from ding_store.run.session import ON_JOIN, RunSession
 from ding_store.run.several_learners import (
     check_num_learners,
     decide_num_learners,
@@ -91,6 +99,7 @@ def join(
         from ding_store.middleware import learner_ranks
 
         learner_ranks.start(rank, num)
+    ON_JOIN.append(functools.partial(_say_joined, title=title))
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
@@ -135,6 +144,13 @@ def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[
         return num, claim_free_rank(store, range(first_joining_rank(store), num), silent_s, config.launched)
     claim_role(store, role, silent_s, config.launched, ranked.rank)
     return num, ranked.rank
+
+
+def _say_joined(session: RunSession, title: str) -> None:
+    members = Members(session.store).refresh()
+    counts = {role: members.num_running(role) for role in ROLES}
+    running = ', '.join(f'{role}={count}' for role, count in counts.items() if count)
+    print_to(sys.stderr, line(f'joined run {session.config.run!r}, which now has {running}\n', title))
 
 
 def living(store: Store, config: StoreConfig) -> StreamInfo:

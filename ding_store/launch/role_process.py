@@ -15,6 +15,7 @@ from typing import Any, List, Mapping, Optional
 
 from ding_store import private_files
 from ding_store.environment import set_rank
+from ding_store.launch.deferred_imports import defer_dynamo, deferred_imports
 from ding_store.launch.log_lines import log_as
 from ding_store.launch.user_script import UserScript, exit_process, quiet_imports
 from ding_store.launch.warn_once import warn_once
@@ -83,8 +84,9 @@ class Role:
             own_gpu = gpu_of(self.rank, os.environ.get('CUDA_VISIBLE_DEVICES'))
             if own_gpu is not None:
                 os.environ['CUDA_VISIBLE_DEVICES'] = own_gpu
-        with quiet_imports():
+        with quiet_imports(), deferred_imports():
             install()
+            defer_dynamo()
             if self.rank is not None:
                 from ding_store.middleware import learner_ranks
 

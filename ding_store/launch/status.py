@@ -16,13 +16,14 @@ from rich.live import Live
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
-from ding_store.metrics.record import rates, samples_per_insert, shares
+from ding_store.metrics.record import part_shares, rates, samples_per_insert, shares
 from ding_store.metrics.screen import screen
 from ding_store.run.ending import end_of
 from ding_store.run.history import history_of
 from ding_store.run.members import Member, Members
 from ding_store.run.scale import target_of
 from ding_store.run.session import RunSession
+from ding_store.run.waiting import STARTING
 from ding_store.storage.embedded.private_server import running
 from ding_store.storage.store import Store
 from ding_store.storage.urls import directory_of, root_of
@@ -30,8 +31,9 @@ from ding_store.storage.urls import directory_of, root_of
 RATE_S = 1.0
 #: Version of the JSON, see docs/reference/status-json.md. It grows if a name is removed or changes its meaning.
 VERSION = 1
-#: Parts of a member's work that are waits.
-WAITS = [part for part in (*LEARNER_PARTS, *COLLECTOR_PARTS, 'wait_ranks') if part.startswith('wait')]
+#: Parts of a member's work, and those that are waits.
+PARTS = {'learner': LEARNER_PARTS, 'collector': COLLECTOR_PARTS}
+WAITS = [part for parts in PARTS.values() for part in parts if part.startswith('wait')]
 
 
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], everything: bool = False) -> int:
@@ -165,10 +167,17 @@ class Look:
             'history': history_of(self._store),
             'scale': self._scale(),
             'figures': asdict(figures),
-            'rates_per_s': {'env_step': rate['env_steps_per_s'], 'train_iter': rate['train_iters_per_s']},
+            'rates_per_s': {
+                'env_step': rate['env_steps_per_s'],
+                'train_iter': rate['train_iters_per_s'],
+                'policy_version': rate['policy_versions_per_s'],
+            },
             'shares': shares(self._before, figures),
             'samples_per_insert': samples_per_insert(figures),
-            'members': [self._as_seen(member, states[member.id]) for member in self._members.by_id.values()],
+            'members': [
+                self._as_seen(member, states[member.id], f'{STARTING}{member.role}' in info.values)
+                for member in self._members.by_id.values()
+            ],
             'rejected_reports': self._members.num_rejected,
             'rejected_reason': self._members.rejected,
             'streams': {name: asdict(stream) for name, stream in info.streams.items()},
@@ -192,7 +201,7 @@ class Look:
                 return
             self._members.wait(left_s)
 
-    def _as_seen(self, member: Member, state: str) -> Dict[str, Any]:
+    def _as_seen(self, member: Member, state: str, is_starting: bool) -> Dict[str, Any]:
         figures, before = member.figures, self._seen.get(member.id, {})
         seconds = figures.get('up_s', 0.0) - before.get('up_s', 0.0)
         count = 'env_step' if member.role == 'collector' else 'train_iter'
@@ -202,7 +211,9 @@ class Look:
         return {
             **asdict(member),
             'state': state,
+            'is_starting': is_starting and state in ('failed', 'killed'),
             'age_s': None if at_s is None else max(time.time() - at_s, 0.0),
             'rate_per_s': (figures.get(count, 0) - before.get(count, 0)) / seconds if is_known else None,
             'wait_share': min(max(waited / seconds, 0.0), 1.0) if is_known else None,
+            'shares': part_shares(PARTS.get(member.role, ()), before, figures) if before else {},
         }

@@ -21,6 +21,8 @@ from typing import Iterator, List, Sequence
 
 from ding_store.errors import ConfigError
 from ding_store.gc_freeze import leave_out_for_good
+from ding_store.launch.deferred_imports import defer_dynamo, deferred_imports
+from ding_store.launch.warn_once import installed_directories
 from ding_store.run.claim import Identity, identity
 
 #: Interpreter options without effect here: the output of our processes is unbuffered already.
@@ -110,8 +112,8 @@ class UserScript:
             code = _exit_code(error.code)
         except KeyboardInterrupt:
             code = 130
-        except ConfigError:
-            traceback.print_exc()
+        except ConfigError as error:
+            sys.stderr.write(f'{_place_of(error)}{type(error).__name__}: {error}\n')
             code = os.EX_CONFIG  # the launcher does not retry, because the cause stays
         except BaseException as error:  # noqa: BLE001 - as the interpreter does with an uncaught exception
             traceback.print_exc()
@@ -119,6 +121,14 @@ class UserScript:
             if debug and not isinstance(error, bdb.BdbQuit):
                 pdb.post_mortem(error.__traceback__)
         return code
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the line of the user's code that led to an error, as 'main.py:12: '. Empty: no line of it did."""
+    ours = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))), *installed_directories())
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.exists(each.filename)]
+    lines = [f'{each.filename}:{each.lineno}: ' for each in frames if not each.filename.startswith(ours)]
+    return lines[-1] if lines else ''
 
 
 def _check_interpreter(path: str) -> None:
@@ -206,7 +216,7 @@ def import_di_engine() -> None:
 
 
 def _import_all() -> None:
-    with quiet_imports():
+    with quiet_imports(), deferred_imports():
         import ding.config  # noqa: F401
         import ding.data  # noqa: F401
         import ding.envs  # noqa: F401
@@ -215,11 +225,11 @@ def _import_all() -> None:
         import ding.policy  # noqa: F401
         import ding.worker  # noqa: F401
         import gym  # noqa: F401
-        import torch._dynamo  # noqa: F401  (the first optimizer imports it: more than a second, in every process)
 
         import ding_store.middleware.context_exchanger  # noqa: F401
         import ding_store.middleware.replay  # noqa: F401
         import ding_store.storage.redis.store  # noqa: F401
+    defer_dynamo()
 
 
 def _load_loops() -> None:
@@ -229,6 +239,14 @@ def _load_loops() -> None:
 
     load_kernels()
     load_for(LOADING_BYTES)
+
+
+def compile_loops() -> None:
+    """Compile all loops of the package, so that a later process loads them. Setup and the doctor call this."""
+    with quiet_imports():
+        from ding_store.datasets.kernels import load_gather
+    _load_loops()
+    load_gather()
 
 
 @contextlib.contextmanager

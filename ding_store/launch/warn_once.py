@@ -25,7 +25,7 @@ def warn_once(path: str) -> None:
     """
     if sys.warnoptions:
         return
-    show, installed = warnings.showwarning, _installed()
+    show, installed = warnings.showwarning, installed_directories()
 
     def show_once(
         message: Union[Warning, str],
@@ -42,7 +42,7 @@ def warn_once(path: str) -> None:
     warnings.showwarning = show_once
 
 
-def _installed() -> Tuple[str, ...]:
+def installed_directories() -> Tuple[str, ...]:
     """Return the directories of Python's own modules and of installed packages."""
     paths = sysconfig.get_paths()
     return tuple({os.path.join(paths[name], '') for name in ('stdlib', 'platstdlib', 'purelib', 'platlib')})

@@ -10,11 +10,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ding_store.errors import StoreError
-from ding_store.metrics.figures import APPEND_BUCKETS_S, LEARNER_PARTS
+from ding_store.metrics.figures import APPEND_BUCKETS_S, COLLECTOR_PARTS, LEARNER_PARTS
+from ding_store.metrics.screen import is_experience
 from ding_store.metrics.sizing import collectors_needed
 
 #: Most series that one name gets from a run, so that a garbled report cannot fill Prometheus.
 MAX_SERIES = 1000
+#: Parts of a collector's work that are no waits.
+COLLECTOR_WORK = [part for part in COLLECTOR_PARTS if not part.startswith('wait_')]
 
 Status = Mapping[str, Any]
 Samples = Dict[Tuple[str, ...], float]
@@ -70,7 +73,7 @@ class RunCollector(Collector):
         yield from self._of_time(figures['learner_s'], figures['collector_s'])
 
     def _of_time(self, learner: Mapping[str, float], collectors: Mapping[str, float]) -> Iterator[Metric]:
-        waits = {('experience',): learner['wait_experience']} if 'wait_experience' in learner else {}
+        waits = {(part[5:],): learner[part] for part in LEARNER_PARTS if part in learner and part.startswith('wait_')}
         yield self._counter('learner_wait_seconds', 'Seconds that the learner has waited.', waits, 'for')
         work = {(part,): learner[part] for part in LEARNER_PARTS if part in learner and not part.startswith('wait')}
         yield self._counter('learner_work_seconds', "Seconds of the learner's loop in each part of it.", work, 'part')
@@ -78,6 +81,9 @@ class RunCollector(Collector):
         yield self._counter('learner_seconds', text, {(): learner['up']} if 'up' in learner else {})
         waits = {(part[5:],): seconds for part, seconds in collectors.items() if part.startswith('wait_')}
         yield self._counter('collector_wait_seconds', 'Seconds that collectors have waited, summed.', waits, 'for')
+        work = {(part,): seconds for part, seconds in collectors.items() if part in COLLECTOR_WORK}
+        text = 'Seconds of the collectors in other parts of their work, summed.'
+        yield self._counter('collector_work_seconds', text, work, 'part')
         text = 'Seconds since their starts of all collectors, summed.'
         yield self._counter('collector_seconds', text, {(): collectors['up']} if 'up' in collectors else {})
 
@@ -88,9 +94,10 @@ class RunCollector(Collector):
         appends, seconds = [0] * (len(APPEND_BUCKETS_S) + 1), 0.0
         for member in members:
             figures, key = member['figures'], (member['role'], str(member['node_id']))
+            rank = (str(figures['rank']),) if 'rank' in figures else ('',)  # an empty label is none to Prometheus
             states[member['role'], member['state']] = states.get((member['role'], member['state']), 0.0) + 1.0
             if member['state'] == 'alive' and 'at_s' in figures:
-                reports[key] = max(figures['at_s'], reports.get(key, 0.0))
+                reports[key + rank] = max(figures['at_s'], reports.get(key + rank, 0.0))
             if member['role'] == 'collector':
                 steps[key] = steps.get(key, 0.0) + figures.get('env_step', 0)
                 appends = [count + figures.get(f'append_bucket_{i}', 0) for i, count in enumerate(appends)]
@@ -98,12 +105,27 @@ class RunCollector(Collector):
         yield self._counter('env_steps', 'Environment steps of each collector.', steps, 'role', 'node')
         yield self._gauge('members', 'Processes by role and state.', states, 'role', 'state')
         text = 'Seconds since 1970 at the last report of a process that runs, by its own clock.'
-        yield self._gauge('last_report_timestamp_seconds', text, reports, 'role', 'node')
+        yield self._gauge('last_report_timestamp_seconds', text, reports, 'role', 'node', 'rank')
+        yield from self._of_ranks([each for each in members if each['role'] == 'learner' and 'rank' in each['figures']])
         text = 'Seconds that collectors took to append a chunk, with waits for room in the stream.'
         family = HistogramMetricFamily('ding_store_append_seconds', text, labels=['run'])
         bounds = [*map(str, APPEND_BUCKETS_S), '+Inf']
         family.add_metric([self._run], buckets=list(zip(bounds, itertools.accumulate(appends))), sum_value=seconds)
         yield family
+
+    def _of_ranks(self, learners: List[Mapping[str, Any]]) -> Iterator[Metric]:
+        """Yield the seconds of each of several learners. The last that joined with a rank is the present one."""
+        last = {str(each['figures']['rank']): each['figures'] for each in learners}
+        seconds = {(rank,): figures['up_s'] for rank, figures in last.items() if 'up_s' in figures}
+        yield self._counter('rank_seconds', 'Seconds since the start of each of several learners.', seconds, 'rank')
+        parts = {
+            (rank, part): figures[f'{part}_s']
+            for rank, figures in last.items()
+            for part in LEARNER_PARTS
+            if f'{part}_s' in figures
+        }
+        text = 'Seconds of each of several learners in each part of its loop. The slowest waits least for the ranks.'
+        yield self._counter('rank_part_seconds', text, parts, 'rank', 'part')
 
     def _of_streams(self, status: Status) -> Iterator[Metric]:
         streams = status['streams']
@@ -118,7 +140,7 @@ class RunCollector(Collector):
         }
         yield self._gauge('reader_lag_entries', 'Entries that a reader has not read.', lags, 'stream', 'reader')
         limit = status['figures']['max_pending_bytes']
-        limits = {} if limit is None else {('experience',): limit}
+        limits = {} if limit is None else {(name,): limit for name in streams if is_experience(name)}
         yield self._gauge('stream_limit_bytes', 'Bytes that the stream may hold.', limits, 'stream')
 
     def _gauge(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:

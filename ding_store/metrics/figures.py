@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Protocol, Sequence
 
 #: Parts of the work of a learner's loop and of a collector's, whose seconds they report as ``<part>_s``. A collector
-#: spends the rest of its time on its environments. ``append`` includes waits for room in the stream.
-LEARNER_PARTS = ('wait_experience', 'ingest', 'sample', 'train', 'publish')
-COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append')
+#: spends the rest of its time mostly on its policy. ``append`` includes waits for room in the stream.
+LEARNER_PARTS = ('wait_experience', 'wait_ranks', 'ingest', 'sample', 'train', 'publish', 'checkpoint')
+COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append', 'environment')
 #: Bounds in seconds of the buckets in which collectors count how long they took to append a chunk. Longer ones are
 #: counted in one more bucket. Bucket i is reported as ``append_bucket_<i>``.
 APPEND_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+
+#: Settings that the learner reports, because its figures are compared with them.
+SETTINGS = ('max_pending_bytes', 'max_lead', 'prefetch', 'samples_per_insert', 'min_size_to_sample')
 
 
 class Report(Protocol):
@@ -36,6 +39,8 @@ class Reports(Protocol):
     def num_not_left(self, role: str) -> int: ...
 
     def num_running(self, role: str) -> int: ...
+
+    def num_died(self) -> int: ...
 
     def policy_lag(self, name: str, version: int) -> int: ...
 
@@ -73,6 +78,8 @@ class Figures:
     max_pending_bytes: Optional[int] = None  # settings of the learner
     max_lead: Optional[int] = None
     prefetch: Optional[int] = None
+    samples_per_insert: Optional[float] = None
+    min_size_to_sample: Optional[int] = None
     learner: Optional[str] = None  # id of the learner's process. The following counts and seconds are since its start
     learner_step: int = 0
     learner_iter: int = 0
@@ -80,6 +87,7 @@ class Figures:
     rows_inserted: int = 0
     learner_s: Dict[str, float] = field(default_factory=dict)  # part of its work -> seconds; 'up': all seconds
     num_collectors: int = 0  # that run
+    num_died: int = 0  # processes of any role that failed or were killed
     collector_s: Dict[str, float] = field(default_factory=dict)  # the same, summed over all collectors
 
     @classmethod
@@ -104,7 +112,9 @@ class Figures:
         if figures.collectors_not_left:
             figures.rows_appended = max(figures.rows_appended, figures.rows_ingested)
         if learner is not None:
-            figures._add_learner(learner.figures, members)
+            # A learner that was started again counts from a checkpoint, which it has not read at first.
+            counted = next((each for each in reversed(learners[0]) if 'train_iter' in each.figures), learner)
+            figures._add_learner(counted.figures, members)
             # CLOCK_MONOTONIC begins anew at each boot. If no collector shares the learner's clock, the loop begins with
             # the first chunk that the learner reads.
             began_s = members.began_s('collector', learner.clock)
@@ -114,7 +124,7 @@ class Figures:
             figures._add_own(learner)
             for rank in learners.keys() - {0}:
                 figures._add_rank(learners[rank][-1].figures)
-        figures.num_collectors = members.num_running('collector')
+        figures.num_collectors, figures.num_died = members.num_running('collector'), members.num_died()
         seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
         figures.collector_s = {part: value for part, value in seconds.items() if value}
         if evaluator is not None:
@@ -137,7 +147,7 @@ class Figures:
         """Add what this learner's process counts from its own start."""
         own = learner.figures
         self.learner, self.checkpoint_overhead = learner.id, own.get('checkpoint_overhead')
-        for name in ('replay_size', 'replay_bytes', 'max_pending_bytes', 'max_lead', 'prefetch'):
+        for name in ('replay_size', 'replay_bytes', *SETTINGS):
             setattr(self, name, own.get(name))
         self.learner_step = own.get('env_step', 0) - own.get('began_step', 0)
         self.learner_iter = own.get('train_iter', 0) - own.get('began_iter', 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any, Dict, Mapping, NamedTuple, Optional
+from typing import Any, Dict, Mapping, NamedTuple, Optional, Sequence
 
 from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
 
@@ -35,27 +35,35 @@ COLUMNS: Dict[str, Column] = {
     'policy_lag': Column('versions', 'versions by which the oldest policy of a collector is behind'),
     'pending_bytes': Column('bytes', 'bytes in the experience stream that the learner has not read'),
     'lost_entries': Column('entries', 'entries of the experience stream that were lost'),
+    'stream_full': Column('share', 'share of its limit that the experience stream, or its fullest partition, holds'),
     'collectors': Column('processes', 'collectors that run'),
+    'died': Column('processes', 'processes that have failed or were killed so far'),
     'checkpoint_overhead': Column('share', 'share of the time that checkpoints have cost so far'),
     'learner_wait_experience': Column('share', 'share of its time that the learner waits for experience'),
+    'learner_wait_ranks': Column('share', 'share that it waits for the other learners, if there are several'),
     'learner_ingest': Column('share', 'share that it copies experience into the replay'),
     'learner_sample': Column('share', 'share that it samples batches'),
     'learner_train': Column('share', 'share that it trains'),
     'learner_publish': Column('share', 'share that it publishes weights'),
+    'learner_checkpoint': Column('share', 'share that it copies its state for checkpoints'),
     'collector_wait_learner': Column('share', 'share of their time that collectors wait for the learner'),
     'collector_wait_weights': Column('share', 'share that they wait for newer weights'),
     'collector_append': Column('share', 'share that they append experience, and wait for room in the stream'),
+    'collector_environment': Column('share', 'share that they wait for steps of their environments'),
 }
 #: Columns that TensorBoard gets in another way: as its axes, and as DI-engine's own tag of the return.
 AXES = ('time', 'env_step', 'train_iter', 'eval_return', 'eval_step', 'eval_iter', 'replay_size')
 
 
-def record_of(before: Figures, after: Figures, pending_bytes: Optional[int] = None) -> Record:
+def record_of(before: Figures, after: Figures, pending_bytes: Sequence[int] = ()) -> Record:
     """
     Overview:
         Return the record of the figures ``after``. Rates and shares are of the time since the figures ``before``, by
         the clocks of the processes themselves. They are missing if no new report arrived since.
+    Arguments:
+        - pending_bytes (:obj:`Sequence[int]`): Bytes in the experience stream, or in each of its partitions.
     """
+    limit = after.max_pending_bytes
     known = {
         'time': round(time.time(), 3),
         'env_step': after.env_step,
@@ -64,9 +72,11 @@ def record_of(before: Figures, after: Figures, pending_bytes: Optional[int] = No
         'replay_size': after.replay_size,
         'replay_bytes': after.replay_bytes,
         'policy_lag': after.policy_lag,
-        'pending_bytes': pending_bytes,
+        'pending_bytes': sum(pending_bytes) if pending_bytes else None,
+        'stream_full': _ratio(max(pending_bytes), limit) if pending_bytes and limit else None,
         'lost_entries': after.chunks_lost,
         'collectors': after.num_collectors,
+        'died': after.num_died,
         'checkpoint_overhead': after.checkpoint_overhead,
         **_evaluation(before, after),
         'samples_per_insert': samples_per_insert(after),
@@ -86,11 +96,13 @@ def _evaluation(before: Figures, after: Figures) -> Dict[str, Any]:
 
 def rates(before: Figures, after: Figures) -> Dict[str, Optional[float]]:
     """Return the rates of the learner between two figures, by its own clock."""
+    versions = after.policy_version - before.policy_version if before.learner == after.learner else 0
     before = before if before.learner == after.learner else Figures()
     seconds = after.learner_s.get('up', 0.0) - before.learner_s.get('up', 0.0)
     return {
         'env_steps_per_s': _ratio(after.learner_step - before.learner_step, seconds),
         'train_iters_per_s': _ratio(after.learner_iter - before.learner_iter, seconds),
+        'policy_versions_per_s': _ratio(versions, seconds),
     }
 
 
@@ -109,11 +121,23 @@ def shares(before: Figures, after: Figures) -> Dict[str, float]:
 
 
 def _shares(role: str, parts: Any, before: Mapping[str, float], after: Mapping[str, float]) -> Dict[str, float]:
-    seconds = after.get('up', 0.0) - before.get('up', 0.0)
+    return {f'{role}_{part}': share for part, share in _part_shares(parts, before, after, '').items()}
+
+
+def part_shares(parts: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any]) -> Dict[str, float]:
+    """Return the shares of the time that one member spent in parts of its work between two of its reports."""
+    return _part_shares(parts, before, after, '_s')
+
+
+def _part_shares(
+    parts: Sequence[str], before: Mapping[str, Any], after: Mapping[str, Any], suffix: str
+) -> Dict[str, float]:
+    seconds = after.get(f'up{suffix}', 0.0) - before.get(f'up{suffix}', 0.0)
     if seconds <= 0:
         return {}
-    spent = {part: after[part] - before.get(part, 0.0) for part in parts if part in after}
-    return {f'{role}_{part}': round(min(max(value / seconds, 0.0), 1.0), 4) for part, value in spent.items()}
+    names = {part: f'{part}{suffix}' for part in parts}
+    spent = {part: after[name] - before.get(name, 0.0) for part, name in names.items() if name in after}
+    return {part: round(min(max(value / seconds, 0.0), 1.0), 4) for part, value in spent.items()}
 
 
 def _ratio(count: float, of: float) -> Optional[float]:

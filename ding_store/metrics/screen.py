@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, List, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -12,17 +12,22 @@ from rich.text import Text
 
 #: Lines of members on the screen without ``--all``. Those with problems come first.
 MAX_MEMBERS = 20
+#: A share of a limit that is near it, and how much longer than twice the shortest a wait for other learners is long.
+NEAR, UNEVEN = 0.8, 0.1
 STYLES = {'ok': 'green', 'left': 'dim', 'failed': 'bold red', 'killed': 'bold red', 'silent': 'bold yellow'}
 ORDER = ('learner', 'evaluator', 'collector')
 PARTS = {
     'learner_wait_experience': 'waits for experience',
+    'learner_wait_ranks': 'waits for other learners',
     'learner_ingest': 'copies it into the replay',
     'learner_sample': 'samples',
     'learner_train': 'trains',
     'learner_publish': 'publishes weights',
+    'learner_checkpoint': 'copies for checkpoints',
     'collector_wait_learner': 'wait for the learner',
     'collector_wait_weights': 'wait for weights',
     'collector_append': 'append experience',
+    'collector_environment': 'step environments',
 }
 
 
@@ -58,10 +63,9 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
-    _row(grid, 'policy', _policies(figures))
-    streams = [each for name, each in status['streams'].items() if is_experience(name)]
-    if streams:
-        _row(grid, 'stream', _stream(streams, figures['max_pending_bytes']))
+    _row(grid, 'policy', _policies(figures, rates.get('policy_version')))
+    if any(map(is_experience, status['streams'])):
+        _row(grid, 'stream', _stream(status['streams'], figures['max_pending_bytes']))
     if figures['chunks_lost'] or figures['entries_corrupt']:
         lost = f'{number(figures["chunks_lost"])} chunks lost, {number(figures["entries_corrupt"])} corrupt'
         _row(grid, 'lost', Text(lost, style='bold red'))
@@ -105,18 +109,28 @@ def _replay(figures: Mapping[str, Any], samples: Optional[float]) -> Text:
     if figures['replay_bytes'] is not None:
         text.append(f' · {size_of(figures["replay_bytes"])}')
     if samples is not None:
-        text.append(f' · {samples:.3g} samples per insert')
+        limit = figures['samples_per_insert']
+        of = f' of {limit:g}' if limit else ''
+        text.append(f' · {samples:.3g}{of} samples per insert')
     return text
 
 
-def _policies(figures: Mapping[str, Any]) -> str:
+def _policies(figures: Mapping[str, Any], versions_per_s: Optional[float]) -> str:
     versions, lags = figures['policy_versions'], figures['policy_lags']
     several = len(versions) > 1
     found = [
-        f'{plain(name) + " " if several else ""}v{version}, oldest collector {lags.get(name, 0)} behind'
+        f'{plain(name) + " " if several else ""}v{version}, oldest collector {number(lags.get(name, 0))} behind'
         for name, version in list(versions.items())[:4]
     ]
+    age_s = None if several else policy_age_s(figures, versions_per_s)
+    if age_s is not None and age_s >= 1:
+        found[0] += f' ({duration(age_s)})'
     return _joined(found) or 'no weights published yet'
+
+
+def policy_age_s(figures: Mapping[str, Any], versions_per_s: Optional[float]) -> Optional[float]:
+    """Return the seconds by which the oldest policy of a collector is behind, or None if no rate is known."""
+    return figures['policy_lag'] / versions_per_s if versions_per_s else None
 
 
 def is_experience(stream: str) -> bool:
@@ -124,20 +138,50 @@ def is_experience(stream: str) -> bool:
     return stream.split('/')[0] == 'experience'
 
 
-def _stream(streams: Sequence[Mapping[str, Any]], limit: Optional[int]) -> Text:
+def _stream(named: Mapping[str, Mapping[str, Any]], limit: Optional[int]) -> Text:
     """Return what waits in the stream, or in all partitions. The limit is of each partition."""
+    streams = [each for name, each in named.items() if is_experience(name)]
     held = sum(each['last'] - each['floor'] for each in streams)
-    pending = [each['pending_bytes'] for each in streams]
-    is_full = bool(limit) and max(pending) >= 0.8 * (limit or 1)
+    pending = {name: each['pending_bytes'] for name, each in named.items() if is_experience(name)}
+    fullest = max(pending, key=lambda name: pending[name])
+    is_full = bool(limit) and pending[fullest] >= NEAR * (limit or 1)
     of = f' of {size_of(limit * len(streams))}' if limit else ''
     text = Text(
-        f'{number(held)} chunk{"s wait" if held != 1 else " waits"} · {size_of(sum(pending))}{of}',
+        f'{number(held)} chunk{"s wait" if held != 1 else " waits"} · {size_of(sum(pending.values()))}{of}',
         style='bold yellow' if is_full else '',
     )
+    if limit and len(streams) > 1:
+        text.append(f' · fullest {plain(fullest)} {pending[fullest] / limit:.0%}')
+    behind = slow_reader(named[fullest]) if is_full else None
+    if behind is not None:
+        text.append(f' · {behind}')
     dropped = sum(each['num_dropped'] for each in streams)
     if dropped:
         text.append(f' · {number(dropped)} dropped', style='bold red')
     return text
+
+
+class SlowReader(NamedTuple):
+    """A durable reader, and the entries that it has not read."""
+
+    name: str
+    lag: int
+
+    def __str__(self) -> str:
+        return f'reader {plain(self.name)} is {number(self.lag)} entr{"y" if self.lag == 1 else "ies"} behind'
+
+
+def slow_reader(stream: Mapping[str, Any]) -> Optional[SlowReader]:
+    """Return the durable reader that keeps entries which the learner has read. None: there is none."""
+    acked = {
+        name: last
+        for name, last in stream['readers'].items()
+        if name != 'learner' and stream['durable'].get(name) and last < stream['last']
+    }
+    slowest = min(acked, key=lambda name: acked[name], default=None)
+    if slowest is None or acked[slowest] > stream['readers'].get('learner', 0):
+        return None
+    return SlowReader(slowest, stream['last'] - acked[slowest])
 
 
 # --- members
@@ -145,8 +189,8 @@ def _stream(streams: Sequence[Mapping[str, Any]], limit: Optional[int]) -> Text:
 
 def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> RenderableType:
     ordered = sorted(members, key=_rank)
-    replaced = _replaced(members)
-    hidden = [each for each in ordered if each['state'] == 'left' or each['id'] in replaced]
+    gone = replaced(members)
+    hidden = [each for each in ordered if each['state'] == 'left' or each['id'] in gone]
     shown = ordered if everything else [each for each in ordered if each not in hidden][:MAX_MEMBERS]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style='bold dim')
     table.add_column('role', no_wrap=True)
@@ -170,15 +214,61 @@ def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> Renderab
             parts.insert(0, f'{rest - len(hidden)} more')
         blocks += [Text(f'{", ".join(parts)} (--all lists them)', style='dim')]
     blocks += [_what_happened(each) for each in shown if each['state'] in ('failed', 'killed', 'silent')]
+    blocks += [Text(_what_restarted(each), style='bold yellow') for each in restarts(members)]
+    slow = slowest_rank(members)
+    if slow is not None:
+        text = f'{_role(slow.member)} is the slowest: other learners wait for it up to {slow.wait:.0%} of their time'
+        blocks += [Text(text, style='bold yellow')]
     return Group(*blocks)
 
 
-def _replaced(members: Sequence[Mapping[str, Any]]) -> Set[str]:
+class Restarts(NamedTuple):
+    """Members of one place that failed or were killed, and were started again."""
+
+    last: Mapping[str, Any]
+    count: int
+
+
+def restarts(members: Sequence[Mapping[str, Any]]) -> List[Restarts]:
+    """Return the restarts of each place that had some."""
+    gone = replaced(members)
+    found: Dict[Any, Restarts] = {}
+    for each in members:
+        if each['id'] in gone:
+            before = found.get(_place(each))
+            found[_place(each)] = Restarts(each, 1 if before is None else before.count + 1)
+    return list(found.values())
+
+
+def _what_restarted(place: Restarts) -> str:
+    times = 'once' if place.count == 1 else f'{number(place.count)} times, the last time'
+    who = f'{_role(place.last)} (node {place.last["node_id"]})'
+    return f'{who} was started again {times} {_age(place.last)}: {why(place.last)}'
+
+
+def replaced(members: Sequence[Mapping[str, Any]]) -> Set[str]:
     """Return the ids of members that ended, if a later one (members are in the order of joining) has their node id."""
     last = {_place(each): each['id'] for each in members}
     return {
         each['id'] for each in members if each['state'] in ('failed', 'killed') and last[_place(each)] != each['id']
     }
+
+
+class SlowestRank(NamedTuple):
+    """The slowest of several learners, and the share of its time that another one waits for it."""
+
+    member: Mapping[str, Any]
+    wait: float
+
+
+def slowest_rank(members: Sequence[Mapping[str, Any]]) -> Optional[SlowestRank]:
+    """Return the learner that others wait for. None: no learner waits much longer than another one."""
+    ranks = [each for each in members if each['state'] == 'alive' and 'wait_ranks' in each['shares']]
+    if len(ranks) < 2:
+        return None
+    waits = [each['shares']['wait_ranks'] for each in ranks]
+    slowest = ranks[waits.index(min(waits))]
+    return SlowestRank(slowest, max(waits)) if max(waits) >= UNEVEN + 2 * min(waits) else None
 
 
 def _place(member: Mapping[str, Any]) -> Tuple[str, int, int]:
@@ -217,13 +307,18 @@ def _age(member: Mapping[str, Any]) -> str:
     return '' if member['age_s'] is None else f'{duration(member["age_s"])} ago'
 
 
+def why(member: Mapping[str, Any]) -> str:
+    """Return why a member failed or went away."""
+    known = {'killed': 'its process is gone, see its log', 'silent': 'it reports no more: its host, or its network'}
+    reason = plain(member['reason'] or known.get(member['state'], 'no reason given'))
+    return f'{reason}. It is being started again' if member['is_starting'] else reason
+
+
 def _what_happened(member: Mapping[str, Any]) -> Text:
     """Return when and why a member failed or went away."""
     text = Text(f'{_role(member)} (node {member["node_id"]}) ')
     text.append(member['state'], style=STYLES.get(member['state'], '')).append(f' {_age(member)}')
-    why = {'killed': 'its process is gone, see its log', 'silent': 'it reports no more: its host, or its network'}
-    text.append(f': {plain(member["reason"] or why.get(member["state"], "no reason given"))}')
-    return text
+    return text.append(f': {why(member)}')
 
 
 # --- internals

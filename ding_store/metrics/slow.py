@@ -4,14 +4,35 @@ from __future__ import annotations
 
 from typing import Any, Iterator, List, Mapping, NamedTuple
 
-from ding_store.metrics.screen import duration, is_experience, number, plain, size_of
+from ding_store.metrics.screen import (
+    NEAR,
+    duration,
+    is_experience,
+    number,
+    plain,
+    policy_age_s,
+    replaced,
+    restarts,
+    size_of,
+    slow_reader,
+    slowest_rank,
+    why,
+)
 
 Status = Mapping[str, Any]
 
 #: A share of the time from which a part counts as large, and one from which a wait deserves an answer.
 LARGE, WAIT = 0.3, 0.3
-#: Shares from which publishing and checkpoints are worth a change, and a share of a limit that is near it.
-PUBLISH, CHECKPOINTS, NEAR = 0.2, 0.1, 0.8
+#: Shares from which publishing and checkpoints are worth a change.
+PUBLISH, CHECKPOINTS = 0.2, 0.1
+#: A ratio of samples to inserts that is this share of its limit, or more, is stopped by it.
+AT_RATIO = 0.9
+#: Below this share of training, a learner could train more.
+IDLE = 0.5
+#: Chunks of a collector in which it should load weights, and seconds of age that are always fine.
+FRESH_CHUNKS, FRESH_S = 3, 2.0
+#: Partitions near their limit that get a line.
+MAX_FULL = 3
 
 
 class Answer(NamedTuple):
@@ -32,7 +53,15 @@ def why_slow(status: Status) -> List[Answer]:
     ended = list(_end(status))
     if ended:
         return ended
-    return [*_members(status), *_losses(status), *_learner(status), *_collectors(status), *_limits(status)]
+    return [
+        *_members(status),
+        *_losses(status),
+        *_learner(status),
+        *_ranks(status),
+        *_collectors(status),
+        *_policy(status),
+        *_limits(status),
+    ]
 
 
 def _end(status: Status) -> Iterator[Answer]:
@@ -44,20 +73,32 @@ def _end(status: Status) -> Iterator[Answer]:
 
 
 def _members(status: Status) -> Iterator[Answer]:
+    run, again = plain(status['run']), replaced(status['members'])
+    for place in restarts(status['members']):
+        times = 'once' if place.count == 1 else f'{number(place.count)} times, the last time'
+        found = f'{_title(place.last)} failed {times}{_ago(place.last)}, and was started again: {why(place.last)}'
+        yield Answer('restarts', found, f'read its log: ding-store logs {plain(place.last["role"])} --run {run} -n 50')
     for member in status['members']:
-        if member['state'] in ('failed', 'killed', 'silent'):
-            age = '' if member['age_s'] is None else f' {duration(member["age_s"])} ago'
-            why = f': {plain(member["reason"])}' if member['reason'] else ''
-            where = (
-                f'{plain(member["role"])} (node {member["node_id"]}, pid {member["pid"]} on {plain(member["host"])})'
-            )
-            fix = 'read its log in .ding_store/<run>/logs; `ding-store join` adds a process'
-            yield Answer('died', f'{where} {member["state"]}{age}{why}', fix)
+        if member['state'] in ('failed', 'killed', 'silent') and member['id'] not in again:
+            fix = f'read its log: ding-store logs {plain(member["role"])} --run {run} -n 50'
+            if member['role'] == 'collector':
+                fix += f'. {_join(status)} adds another'
+            yield Answer('died', f'{_title(member)} {member["state"]}{_ago(member)}: {why(member)}', fix)
     if status['rejected_reports']:
         found = f'{number(status["rejected_reports"])} reports are not valid: {plain(status["rejected_reason"])}'
         yield Answer(
             'reports', found, 'let other programs use another run, and all processes one version of ding_store'
         )
+
+
+def _title(member: Mapping[str, Any]) -> str:
+    rank = member['figures'].get('rank')
+    title = member['role'] if rank is None else f'{member["role"]} rank {rank}'
+    return f'{plain(title)} (node {member["node_id"]}, pid {member["pid"]} on {plain(member["host"])})'
+
+
+def _ago(member: Mapping[str, Any]) -> str:
+    return '' if member['age_s'] is None else f' {duration(member["age_s"])} ago'
 
 
 def _losses(status: Status) -> Iterator[Answer]:
@@ -82,6 +123,12 @@ def _learner(status: Status) -> Iterator[Answer]:
     yield Answer('learner', f'{parts}, the rest of its loop {rest:.0%}')
     if known.get('wait_experience', 0.0) >= WAIT:
         yield _starved(status, known['wait_experience'])
+    limit = figures['samples_per_insert']
+    if _is_at_ratio(status) and known.get('wait_experience', 0.0) < WAIT:
+        train = known.get('train', 0.0)
+        found = f'samples_per_insert={limit:g} permits no more training, which takes {train:.0%} of the learner'
+        fix = f'raise store.samples_per_insert (now {limit:g}) if rows may be used more often'
+        yield Answer('ratio', found, fix if train < IDLE else '')
     if known.get('sample', 0.0) >= LARGE:
         if figures['prefetch']:
             fix = f'raise store.prefetch (now {figures["prefetch"]}), or keep the replay in memory: docs/howto/tune.md'
@@ -94,10 +141,11 @@ def _learner(status: Status) -> Iterator[Answer]:
     if known.get('publish', 0.0) >= PUBLISH:
         fix = 'publish less often with PeriodicalModelExchanger, or fewer bytes: --set weights_dtype=float16'
         yield Answer('weights', f'publishing weights takes {known["publish"]:.0%} of the learner', fix)
-    overhead = figures['checkpoint_overhead'] or 0.0
-    if overhead >= CHECKPOINTS:
+    copying, overhead = known.get('checkpoint', 0.0), figures['checkpoint_overhead'] or 0.0
+    if max(copying, overhead) >= CHECKPOINTS:
         fix = 'save less often: lower store.checkpoint.max_overhead, or remove store.checkpoint.interval_s'
-        yield Answer('checkpoints', f'checkpoints have cost {overhead:.0%} of the time', fix)
+        found = f'checkpoints have cost {overhead:.0%} of the time, and copying for them takes {copying:.0%} now'
+        yield Answer('checkpoints', found, fix)
     if 'train' in known and rest >= LARGE:
         fix = "profile the learner's loop: loggers, savers, or an evaluator in its process take this time"
         yield Answer('rest', f'{rest:.0%} of the learner is outside of the parts above', fix)
@@ -108,7 +156,19 @@ def _starved(status: Status, share: float) -> Answer:
     shares, figures = status['shares'], status['figures']
     found, count = f'the learner waits for experience {share:.0%} of its time', figures['num_collectors']
     if not count:
-        return Answer('starved', f'{found}: no collector runs', f'add one: {JOIN}')
+        return Answer('starved', f'{found}: no collector runs', f'add one: {_join(status)}')
+    full = _full(status)
+    if full:
+        fix = _fix_of_full(status, full[0])
+        return Answer('starved', f'{found}, and collectors wait for room in {plain(full[0])}', fix)
+    least, limit, ratio = figures['min_size_to_sample'], figures['samples_per_insert'], status['samples_per_insert']
+    if least and figures['replay_rows'] < least and not ratio:
+        have = f'{number(figures["replay_rows"])} of {number(least)} rows'
+        fix = f'wait, or lower store.min_size_to_sample (now {least})'
+        return Answer('starved', f'{found}: it begins to train when the replay has {have}', fix)
+    if _is_at_ratio(status):
+        fix = f'raise store.samples_per_insert (now {limit:g}), or add collectors: {_join(status)}'
+        return Answer('starved', f'{found}: samples_per_insert={limit:g} permits no more training', fix)
     if shares.get('collector_wait_weights', 0.0) >= WAIT:
         fix = 'raise stale_toleration or delay_toleration, or publish more often'
         return Answer('starved', f'{found}, and collectors wait for newer weights', fix)
@@ -118,8 +178,17 @@ def _starved(status: Status, share: float) -> Answer:
     if shares.get('collector_append', 0.0) >= WAIT:
         fix = 'check the network to Redis (docs/howto/size.md): compression, fewer bytes per step, or a nearer server'
         return Answer('starved', f'{found}, and collectors spend their time on sending', fix)
-    many = f'{number(count)} collector{"" if count == 1 else "s"}'
-    return Answer('starved', f'{found}: {many} cannot make more', f'add collectors, or environments to each: {JOIN}')
+    fix = f'add collectors, or environments to each: {_join(status)}'
+    slow = shares.get('collector_environment', 0.0)
+    if slow >= LARGE:
+        found = f'{found}: collectors spend {slow:.0%} of theirs on steps of environments'
+        return Answer('starved', found, f'{fix}. Or make the environments faster')
+    return Answer('starved', f'{found}: {number(count)} collector{"" if count == 1 else "s"} cannot make more', fix)
+
+
+def _is_at_ratio(status: Status) -> bool:
+    limit, ratio = status['figures']['samples_per_insert'], status['samples_per_insert']
+    return bool(limit and ratio and ratio >= AT_RATIO * limit)
 
 
 def _collectors(status: Status) -> Iterator[Answer]:
@@ -128,12 +197,79 @@ def _collectors(status: Status) -> Iterator[Answer]:
         return
     rest = max(0.0, 1.0 - sum(known.values()))
     parts = ', '.join(f'{COLLECTOR_TEXTS.get(name, name)} {share:.0%}' for name, share in known.items())
-    yield Answer('collectors', f'{parts}, environments and policy {rest:.0%}')
+    others = 'policy and the rest' if 'environment' in known else 'environments and policy'
+    yield Answer('collectors', f'{parts}, {others} {rest:.0%}')
     is_learner_busy = status['shares'].get('learner_wait_experience', 1.0) < WAIT
     if known.get('wait_learner', 0.0) >= WAIT and is_learner_busy:
         found = f'the learner sets the pace: collectors wait for it {known["wait_learner"]:.0%} of their time'
-        fix = 'use a faster device or fewer collectors, or give up the fixed ratio: --set train_ratio=free'
+        limit = status['figures']['samples_per_insert']
+        if limit:
+            fix = f'use a faster device or fewer collectors, or lower store.samples_per_insert (now {limit:g})'
+        else:
+            fix = 'use a faster device or fewer collectors, or give up the fixed ratio: --set train_ratio=free'
         yield Answer('pace', found, fix)
+
+
+def _ranks(status: Status) -> Iterator[Answer]:
+    slow = slowest_rank(status['members'])
+    if slow is None:
+        return
+    shares = {name: share for name, share in slow.member['shares'].items() if name != 'wait_ranks'}
+    rest = max(0.0, 1.0 - sum(slow.member['shares'].values()))
+    parts = [f'{LEARNER_TEXTS.get(name, name)} {share:.0%}' for name, share in shares.items() if share >= 0.005]
+    rank = f'rank {slow.member["figures"]["rank"]} (pid {slow.member["pid"]} on {plain(slow.member["host"])})'
+    found = f'learners wait up to {slow.wait:.0%} of their time for {rank}, which ' + ', '.join(parts)
+    if shares.get('wait_experience', 0.0) >= WAIT:
+        fix = 'its partition gets less experience: use more collectors or environments than learners'
+    else:
+        fix = 'let no other program use its cores, and profile its loop if the script does more in that rank'
+    yield Answer('ranks', f'{found}, the rest of its loop {rest:.0%}', fix)
+
+
+def _policy(status: Status) -> Iterator[Answer]:
+    """Compare the age of the oldest policy with the time that a collector takes for a chunk."""
+    figures, rate = status['figures'], status['rates_per_s']['policy_version']
+    age_s = policy_age_s(figures, rate)
+    if age_s is None:
+        return
+    lag = figures['policy_lag']
+    versions = f'{number(lag)} version{"" if lag == 1 else "s"}'
+    age = f' ({duration(age_s)})' if age_s >= 1 else ''
+    found = f'the oldest policy of a collector is {versions}{age} behind'
+    chunks = [
+        each['figures']['up_s'] / each['figures']['chunks']
+        for each in status['members']
+        if each['role'] == 'collector' and each['state'] == 'alive' and each['figures'].get('chunks')
+    ]
+    if age_s < FRESH_S or not chunks or age_s < FRESH_CHUNKS * max(chunks):
+        yield Answer('policy', found)
+        return
+    fix = (
+        'load weights in each iteration of a collector: use ModelExchanger, or lower period of '
+        'PeriodicalModelExchanger'
+    )
+    yield Answer('policy', f'{found}, and a collector makes a chunk in {max(chunks):.2g} s', fix)
+
+
+def _join(status: Status) -> str:
+    return f'ding-store join --role collector --run {plain(status["run"])} -- COMMAND'
+
+
+def _full(status: Status) -> List[str]:
+    """Return the names of the partitions of the experience that are near their limit, the fullest first."""
+    limit = status['figures']['max_pending_bytes']
+    if not limit or limit < 0:
+        return []
+    pending = {name: each['pending_bytes'] for name, each in status['streams'].items() if is_experience(name)}
+    return sorted((name for name in pending if pending[name] >= NEAR * limit), key=lambda name: -pending[name])
+
+
+def _fix_of_full(status: Status, name: str) -> str:
+    reader = slow_reader(status['streams'][name])
+    if reader is not None:
+        command = f'ding-store forget --run {plain(status["run"])} --stream {plain(name)} --reader {plain(reader.name)}'
+        return f'{reader}: start it again, or drop it: {command}'
+    return f'raise --set max_pending_bytes={2 * status["figures"]["max_pending_bytes"]}, or lower max_lead'
 
 
 def _limits(status: Status) -> Iterator[Answer]:
@@ -141,30 +277,28 @@ def _limits(status: Status) -> Iterator[Answer]:
     partitions = {name: each for name, each in status['streams'].items() if is_experience(name)}
     if not partitions or not limit or limit < 0:
         return
-    name, stream = max(partitions.items(), key=lambda item: item[1]['pending_bytes'])
-    share = stream['pending_bytes'] / limit
-    found = f'the experience stream holds {size_of(stream["pending_bytes"])} of {size_of(limit)}'
-    if share < NEAR:
-        yield Answer('stream', found)
-        return
-    readers = [name for name, acked in stream['readers'].items() if acked < stream['last'] and name != 'learner']
-    if readers:
-        fix = f'start reader {plain(readers[0])} again, or drop it: ding-store forget --stream {name} --reader NAME'
-    else:
-        fix = f'raise --set max_pending_bytes={2 * limit}, or lower max_lead'
-    yield Answer('stream', f'{found}: collectors will wait for room', fix)
+    full = _full(status)
+    for name in full[:MAX_FULL]:
+        found = f'{plain(name)} holds {size_of(partitions[name]["pending_bytes"])} of {size_of(limit)}'
+        yield Answer('stream', f'{found}: collectors will wait for room', _fix_of_full(status, name))
+    if not full:
+        name, stream = max(partitions.items(), key=lambda item: item[1]['pending_bytes'])
+        what = 'the experience stream' if len(partitions) == 1 else f'{plain(name)}, the fullest partition,'
+        yield Answer('stream', f'{what} holds {size_of(stream["pending_bytes"])} of {size_of(limit)}')
 
 
-JOIN = 'ding-store join --role collector -- COMMAND'
 LEARNER_TEXTS = {
     'wait_experience': 'waits for experience',
+    'wait_ranks': 'waits for other learners',
     'ingest': 'copies it into the replay',
     'sample': 'samples',
     'train': 'trains',
     'publish': 'publishes weights',
+    'checkpoint': 'copies for checkpoints',
 }
 COLLECTOR_TEXTS = {
     'wait_learner': 'wait for the learner',
     'wait_weights': 'wait for weights',
     'append': 'append experience',
+    'environment': 'step environments',
 }

@@ -188,7 +188,8 @@ class LearnerCheckpoints:
                 if self._save_last(ctx) and not task.router.is_active:
                     self._finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self.saver.is_busy and self.interval.is_due:
-            self._save(ctx)
+            with self._session.time_spent.measure('checkpoint'):
+                self._save(ctx)
         if self._last_save.must_exit:
             self._end(ctx)
         self._last_s, self._num_steps = self._trained_s(), self.saver.num_steps

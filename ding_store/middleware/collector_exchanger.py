@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import copy
 import random
 import time
@@ -85,14 +86,21 @@ class CollectorExchanger(Exchanger):
         # shift that seed by their ordinal.
         self._seed_shift = SEED_STEP * self._ordinal
         self._has_collected = False
-        if self._seed_shift:
-            task.use_wrapper(self._seed_envs)
+        self._measured: List[Any] = []
+        task.use_wrapper(self._prepare_envs)
 
-    def _seed_envs(self, middleware: Any) -> Any:
-        """Shift the seed of a collector that the script passes to ``task.use``, and seed its envs with it."""
+    def _prepare_envs(self, middleware: Any) -> Any:
+        """
+        Measure the steps of the envs of a collector that the script passes to ``task.use``. Shift the seed of the
+        collector, and seed its envs with it.
+        """
         cfg: Any = getattr(middleware, 'cfg', None)
         env: Any = getattr(middleware, 'env', None)
-        if hasattr(env, 'seed') and isinstance(getattr(cfg, 'seed', None), int):
+        if hasattr(env, 'step') and not any(env is known for known in self._measured):
+            self._measured.append(env)
+            with contextlib.suppress(AttributeError):  # an object that cannot be changed is not measured
+                env.step = self._session.time_spent.measured('environment', env.step)
+        if self._seed_shift and hasattr(env, 'seed') and isinstance(getattr(cfg, 'seed', None), int):
             # DI-engine's collectors seed their envs with cfg.seed again while they collect at random.
             middleware.cfg = cfg = copy.copy(cfg)
             cfg.seed += self._seed_shift

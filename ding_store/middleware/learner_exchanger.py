@@ -12,6 +12,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.file_systems import shared_at
+from ding_store.metrics.figures import SETTINGS
 from ding_store.middleware import learner_ranks
 from ding_store.middleware.backpressure import ProgressWriter
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
@@ -154,12 +155,19 @@ class LearnerExchanger(Exchanger):
             self._ratio_read_ahead = RatioReadAhead(self.read_ahead, ratio)
 
     def _start_records(self) -> None:
-        config = self._session.config
-        # Those that look at the run compare figures with these limits.
-        limits = dict(max_pending_bytes=config.max_pending_bytes, max_lead=config.max_lead, prefetch=config.prefetch)
-        self._session.figures(**limits)
+        settings = {name: getattr(self._session.config, name) for name in SETTINGS}
+        self._session.figures(**{name: value for name, value in settings.items() if value is not None})
         if self._rank is None or self._rank.rank == 0:
             self._recorder = RunRecorder(self._session)
+        # Counts of a run that goes on are known before its first chunk.
+        if task.ctx.train_iter or self.consumer_offset.is_resumed:
+            self._session.figures(**self._began(task.ctx))
+            self._report_counts(task.ctx)
+            self._session.report_now()
+
+    def _began(self, ctx: OnlineRLContext) -> Dict[str, int]:
+        """Return the counts from which on the figures of this process count."""
+        return dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self.consumer_offset.num_rows)
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
@@ -228,8 +236,7 @@ class LearnerExchanger(Exchanger):
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Put chunks into the replay or into ``ctx``. Return True if ``ctx`` has elements for later middleware."""
         if 'began_s' not in self._member.figures and entries:
-            began = dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self.consumer_offset.num_rows)
-            self._session.figures(began_s=time.monotonic(), **began)
+            self._session.figures(began_s=time.monotonic(), **self._began(ctx))
         assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
         # An episode's rows are one element, which columns cannot express. Pickled chunks have no columns.
@@ -313,11 +320,15 @@ class LearnerExchanger(Exchanger):
         Acknowledge entries up to ``ingested`` and send the progress, without waiting for the reply. The message wakes
         every collector, and with few cores they would run before the learner.
         """
-        counts = dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)
-        self._unpublished = ingested, {'ingested': list(ingested), **counts}
+        self._unpublished = ingested, {'ingested': list(ingested), **_counts(ctx)}
         if not self._is_away():
             with best_effort(self._session.store):
                 self._send_ack()
+        self._report_counts(ctx)
+        if not self._session.finished:
+            self._session.figures(ended_s=time.monotonic())
+
+    def _report_counts(self, ctx: OnlineRLContext) -> None:
         self._session.figures(
             rows=self.consumer_offset.num_rows,
             chunks=self.consumer_offset.num_chunks,
@@ -325,10 +336,8 @@ class LearnerExchanger(Exchanger):
             **(self._ingest_plan.replay_figures() if self._ingest_plan else {'replay_rows': 0}),
             lost=self.reader.num_lost,
             corrupt=self.reader.num_corrupt,
-            **counts,
+            **_counts(ctx),
         )
-        if not self._session.finished:
-            self._session.figures(ended_s=time.monotonic())
 
     def _send_ack(self) -> None:
         if self._unpublished is not None:
@@ -383,3 +392,7 @@ class LearnerExchanger(Exchanger):
             ChunkWriter(self._session.store, self._stream).write([], header, timeout_s=SLICE_S)
         except (TimeoutError, ServerFull):
             pass  # the stream is full, so its entries wake the thread
+
+
+def _counts(ctx: OnlineRLContext) -> Dict[str, int]:
+    return dict(train_iter=ctx.train_iter, env_step=ctx.env_step, env_episode=ctx.env_episode)

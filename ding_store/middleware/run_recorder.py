@@ -6,7 +6,8 @@ import sys
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Optional
+from types import ModuleType
+from typing import Any, Callable, Deque, Dict, List, Optional
 
 from ding.framework import task
 from ding.utils import DistributedWriter
@@ -37,7 +38,7 @@ class Recorder:
         Makes records of the figures of a run, and writes them. The history and TensorBoard's files lie in the directory
         of DI-engine's writer, the ``exp_name``. Without a writer (``ding_init``) there are no records.
     Arguments:
-        - read (:obj:`Callable`): Returns the figures, and the bytes in the experience stream if there is one.
+        - read (:obj:`Callable`): Returns the figures, and the bytes in each partition of the experience stream.
     """
 
     def __init__(self, read: Callable[[], Any]) -> None:
@@ -109,7 +110,7 @@ def _open_history(directory: str) -> Optional[HistoryWriter]:
 def _write_to_wandb(record: Record) -> None:
     """Log a record to the run that the script's ``wandb_online_logger`` has started, under the logger's own names."""
     wandb = sys.modules.get('wandb')
-    if wandb is None or getattr(wandb, 'run', None) is None:
+    if type(wandb) is not ModuleType or getattr(wandb, 'run', None) is None:  # a deferred import has another type
         return
     logged: Dict[str, Any] = {f'store/{name}': value for name, value in record.items() if name not in AXES}
     if 'eval_return' in record and task.router.is_active:
@@ -123,7 +124,7 @@ class RunRecorder(Recorder):
     def __init__(self, session: RunSession) -> None:
         super().__init__(self._read_run)
         self._session, self._members = session, Members(session.store)
-        self._pending_bytes: Optional[int] = None
+        self._pending_bytes: List[int] = []
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name='ding_store-records', daemon=True)
         if self.history is not None:
@@ -145,8 +146,7 @@ class RunRecorder(Recorder):
             self._members.refresh()
             num = self._session.config.num_learners
             found = [self._session.store.stream_info(stream_of(i, num)) for i in range(num)]
-            known = [info.pending_bytes for info in found if info is not None]
-            self._pending_bytes = sum(known) if known else None
+            self._pending_bytes = [info.pending_bytes for info in found if info is not None]
         return Figures.of(self._members), self._pending_bytes
 
     def close(self) -> None:
@@ -200,4 +200,4 @@ class LoopRecorder(Recorder):
             learner_s=seconds,
             **replay,
         )
-        return figures, None
+        return figures, []

@@ -282,6 +282,10 @@ class Members:
 
         return {member.id: state_of(member) for member in self.by_id.values()}
 
+    def num_died(self) -> int:
+        """Return the number of members of all roles that failed or were killed, of those that are kept by name."""
+        return sum(member.state == 'failed' or member.was_killed for member in self.by_id.values())
+
     def num_reporting(self) -> int:
         """Return the number of members of all roles that still report."""
         return sum(1 for _ in self._reporting())
@@ -367,6 +371,7 @@ def _are_versions(value: Any) -> bool:
 _OTHER_FIGURES: Dict[str, Callable[[Any], bool]] = {
     'eval_value': _is_number,
     'checkpoint_overhead': _is_number,
+    'samples_per_insert': _is_number,
     'began_s': _is_time,
     'ended_s': _is_time,
     'at_s': _is_time,

@@ -56,6 +56,8 @@ T = TypeVar('T')
 NOTICE_AFTER_S = 2.0
 #: Seconds that a collector that was asked to leave tries to append the chunk that it has collected.
 LAST_APPEND_S = 5.0
+#: Called with each session of this process that has joined its run.
+ON_JOIN: List[Callable[[RunSession], None]] = []
 
 
 @contextlib.contextmanager
@@ -170,6 +172,8 @@ class RunSession:
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
+            for call in ON_JOIN:
+                call(self)
             atexit.register(self.close)
         return self.member
 

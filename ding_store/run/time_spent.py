@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from types import TracebackType
-from typing import Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 
 class _Part:
@@ -47,6 +48,16 @@ class TimeSpent:
         if found is None:
             found = self._parts[part] = _Part(self, part)
         return found
+
+    def measured(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that calls ``call`` and counts its time for ``part``."""
+
+        @functools.wraps(call)
+        def counted(*arguments: Any, **options: Any) -> Any:
+            with self.measure(part):
+                return call(*arguments, **options)
+
+        return counted
 
     def _begin(self, part: str) -> None:
         now = time.monotonic()

@@ -17,6 +17,9 @@ from ding_store.storage.store import Store
 SLICE_S = 0.5
 #: How often an idle learner looks whether the server still has its progress and weights.
 LOOK_EVERY_S = 1.0
+#: The rest of this value's name is a role. A launcher puts it again and again while a process that it started again has
+#: not joined the run.
+STARTING = 'starting/'
 
 
 @contextmanager
@@ -70,14 +73,16 @@ class PeerWatch:
         self._members = Members(store)
         self._beats: Dict[str, int] = {}
         self._renewal: Any = None
+        self._starting: Any = None  # version of ``STARTING`` at the last look
         self._peer: Optional[Peer] = None
         self._moved_at = time.monotonic()
 
     def look(self) -> str:
         """Return a text for the warning. Raise StoreTimeout if the role was seen and has been silent for too long."""
-        is_there = moved = False
+        is_there = moved = is_starting = False
         with best_effort(self._store):
             moved = self._look_at_lease() if self._role in SINGLE_ROLES else self._look_at_reports()
+            is_starting = not moved and self._is_starting()
             is_there = True
         if not is_there:
             self._moved_at = time.monotonic()  # no member can report now
@@ -95,6 +100,9 @@ class PeerWatch:
         if moved:
             self._moved_at = now
             return ''
+        if is_starting:
+            self._moved_at = now
+            return f'; the {self._role} is being started again'
         silent, limit = now - self._moved_at, self._timeout_s
         if silent >= limit:
             raise StoreTimeout(
@@ -110,6 +118,12 @@ class PeerWatch:
         self._beats = {peer.id: peer.beat for peer in peers}
         self._peer = Peer(peers[-1].title, peers[-1].state) if peers else None
         return moved
+
+    def _is_starting(self) -> bool:
+        """Return whether a launcher has reported since the last look that it is starting the role again."""
+        value = self._store.get(f'{STARTING}{self._role}')
+        before, self._starting = self._starting, None if value is None else (value.version, put_id_of(value.version))
+        return self._starting is not None and self._starting != before
 
     def _look_at_lease(self) -> bool:
         """Return whether the owner of the role's lease has renewed it since the last look."""

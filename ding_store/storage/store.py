@@ -11,7 +11,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Type
 
-from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError
+from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreTimeout
 from ding_store.storage.base import (
     OLDEST,
     START,
@@ -508,6 +508,9 @@ class Store:
             done = [found.path for found in orphans if self._values.is_done(found) or _is_done(found, streams)]
             done += self._cache.dead_files() + self._streams.done()
             self._cache.remove(done)
+        except StoreTimeout as e:  # another process tidies it, or writes to it
+            logger.debug('the host cache was not tidied: %s', e)
+            return 0
         except (OSError, StoreError) as e:
             logger.info('the host cache could not be tidied: %s', e)
             return 0

@@ -13,10 +13,13 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
 from ding_store.launch.progress import Display  # noqa: E402
+from ding_store.launch.role_process import Role  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.run.last_checkpoint import SAVE_S  # noqa: E402
+from ding_store.run.lease import Lease, Owner, role_lease  # noqa: E402
 from ding_store.run.members import STREAM_OPTIONS, Member, Members  # noqa: E402
 from ding_store.run.node_addresses import remove_address  # noqa: E402
+from ding_store.run.waiting import STARTING, PeerWatch  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing.faulty import FaultyStore  # noqa: E402
 
@@ -104,6 +107,54 @@ def test_learner_with_wrong_settings_is_not_restarted(tmp_path, monkeypatch, cod
         job._reap(process, session)
     assert len(restarted) == num_restarts
     assert ('ConfigError' in ''.join(said)) == (job.failed is not None) == (num_restarts == 0)
+
+
+@pytest.mark.parametrize(('run_failed', 'num_restarts'), [(False, 1), (True, 0)])
+def test_learner_killed_as_the_run_ended_is_started_again(tmp_path, monkeypatch, run_failed, num_restarts):
+    """It reads the last experience, and saves the last state. The run has ended in order."""
+    pid, spawned = os.posix_spawn('/bin/sh', ['sh', '-c', 'kill -9 $$'], os.environ), []
+    process = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', '')
+
+    def spawn(self, log):
+        spawned.append(self.title)
+        return os.posix_spawn('/bin/true', ['true'], os.environ)
+
+    monkeypatch.setattr(Role, 'spawn', spawn)
+    with open_store('memory://', run='r') as store:
+        store.put(CHECKPOINTS, {'path': str(tmp_path), 'max_restarts': 5}, {})
+        store.put(FINISH, {'reason': 'mean return 200', 'failed': run_failed, 'parent': 0}, {})
+        finish = {'finished': True, 'on_finish': lambda call: None, 'finish': lambda *_, **__: None}
+        job = Job(None, {'learner': 1}, StoreConfig(), tmp_path, processes=[process])
+        code = job.watch(SimpleNamespace(store=store, **finish), lambda: None, tick_s=0.01)
+        assert store.get(f'{STARTING}learner') is None
+    assert spawned == ['learner-0'] * num_restarts
+    assert code == (0 if num_restarts else 1)
+
+
+def test_launcher_reports_a_learner_that_starts_until_it_joins(tmp_path):
+    pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
+    process, seen = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', ''), []
+    name = f'{STARTING}learner'
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+        peers = PeerWatch(store, 'learner', 60.0, lambda: True, lambda: False)
+        Lease(store, role_lease('learner'), Owner.this_process('x'), 'the learner before', 5.0).acquire()
+        peers.look()
+
+        def tick():
+            value = store.get(name)
+            seen.append((value is not None, peers.look()))
+            if len(seen) == 4:
+                Member('l', 'learner', 0, pid=pid).report(store)
+            if len(seen) == 6:
+                os.kill(pid, signal.SIGKILL)
+
+        finish = {'finished': False, 'on_finish': lambda call: None, 'finish': lambda *_, **__: None}
+        job = Job(None, {}, StoreConfig(), tmp_path, processes=[process], starting=[process])
+        job.watch(SimpleNamespace(store=store, **finish), tick, tick_s=0.01)
+        assert store.get(name) is None
+    assert [is_there for is_there, _ in seen[:6]] == [False, True, True, True, False, False]
+    assert all('is being started again' in text for _, text in seen[1:4])
+    assert all('has gone silent' in text for _, text in seen[4:6])
 
 
 def test_socket_removed_by_its_listener_meanwhile_is_no_error(tmp_path, monkeypatch):

@@ -62,7 +62,8 @@ def assert_recorded(directory, rows):
     """TensorBoard has the figures that every run with roles and a replay has, and the history ends with the table's."""
     found, history = scalars(directory), read_history(str(directory))
     tags = {f'store/{name}' for name in COLUMNS} - {f'store/{name}' for name in AXES}
-    assert tags - set(found) <= {'store/checkpoint_overhead', 'store/collector_wait_weights'}
+    optional = ('checkpoint_overhead', 'learner_checkpoint', 'collector_wait_weights', 'learner_wait_ranks')
+    assert tags - set(found) <= {f'store/{name}' for name in optional}
     assert found[RETURN_TAG][-1][1] == pytest.approx(rows['last evaluation return'], abs=0.1)
     last = history[-1]
     assert (last['env_step'], last['train_iter']) == (rows['env steps'], rows['train iterations'])
@@ -155,6 +156,7 @@ def test_collector_joins_a_running_job_and_leaves_with_it(tmp_path):
             os.killpg(run.process.pid, signal.SIGINT)  # as Ctrl-C in a terminal: the whole group
             assert run.wait() == 1
             joined.wait()
+    assert "collector-100: joined run 'r', which now has learner=1, collector=2" in joined.text
     assert 'interrupted: ending the run' in run.text
     assert 'Traceback' not in run.text
     assert running(tmp_path / '.ding_store' / 'r') is not None  # kept for its grace: the next start goes on with it

@@ -40,6 +40,13 @@ def test_rows_ingested_beyond_those_appended_are_shown(run):
     assert figures.rows_ingested == 24
 
 
+def test_learner_that_starts_again_leaves_the_counts(run):
+    run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, policy_versions={'main': 90})
+    figures = run('learner', 10, 'alive')
+    assert 'train iters 900 ' in figures.line()
+    assert run('learner', 10, 'alive', train_iter=880).train_iter == 880
+
+
 def test_rates_of_a_restarted_learner_are_of_its_own_loop(run):
     run('collector', 2, began_s=100.0, rows=600, env_step=600)
     run('learner', 0, 'failed', rows=400, env_step=400, train_iter=900, began_s=101.0, ended_s=141.0)

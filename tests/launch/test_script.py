@@ -124,7 +124,10 @@ def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
     call = (
         f'import sys, ding_store.launch.user_script as s; sys.exit(s.UserScript({str(path)!r}, False, ["--a"]).run())'
     )
-    assert subprocess.run([sys.executable, '-c', call], capture_output=True, timeout=60).returncode == code
+    done = subprocess.run([sys.executable, '-c', call], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    if code == os.EX_CONFIG:  # one line says it all, and where the script led to it
+        assert done.stderr == f'{path}:3: ConfigError: no\n'
 
 
 def test_roles_are_parsed():

@@ -50,13 +50,16 @@ class Run:
 
     def go_on(self):
         self.number += 1
-        n, parts = self.number, ('wait_experience', 'ingest', 'sample', 'train', 'publish')
+        n, parts = self.number, ('wait_experience', 'wait_ranks', 'ingest', 'sample', 'train')
         learner = dict(up_s=6.0 * n, train_iter=n, env_step=8 * n, rows=8 * n, sampled=32 * n, lost=0, corrupt=0)
         replay = dict(replay_rows=8 * n, replay_size=10_000, replay_bytes=800 * n, max_pending_bytes=1 << 20)
         seconds = {f'{part}_s': 1.0 * n for part in parts}
         overhead = dict(checkpoint_overhead=0.02, policy_versions={'main': n})
-        self.report('learner', 0, **learner, **replay, **seconds, **overhead)
+        self.report('learner', 0, rank=0, **learner, **replay, **seconds, **overhead)
+        own = {'at_s': time.time(), 'rank': 1, 'up_s': 6.0 * n, **seconds}
+        Member('learner-0-1', 'learner', 0, figures=own).report(self.store)
         waits = dict(up_s=4.0 * n, wait_learner_s=1.0 * n, wait_weights_s=0.5 * n, append_s=0.1 * n, append_bucket_4=n)
+        waits.update(environment_s=1.0 * n)
         self.report('collector', 2, env_step=8 * n, rows=8 * n, policy_versions={'main': n}, **waits)
         self.report('evaluator', 1, eval_value=1.0 * n, eval_iter=n)
 

@@ -30,7 +30,8 @@ def exporter(store, read=None):
         found = {}
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                labels = {name: value for name, value in sorted(sample.labels.items()) if name != 'run'}
+                # To Prometheus, an empty label is none.
+                labels = {name: value for name, value in sorted(sample.labels.items()) if value and name != 'run'}
                 assert sample.labels['run'] == 'pong'
                 key = (sample.name, *labels.values())
                 assert key not in found, 'a series twice'
@@ -102,6 +103,27 @@ def test_scrape_has_the_figures_of_a_run(store):
     assert {key: found.get(key) for key in expected} == expected
     assert found['ding_store_stream_pending_bytes', 'experience'] > 0
     assert ('ding_store_reader_lag_entries', 'learner', 'experience') in found
+
+
+def test_each_learner_and_each_partition_has_its_series(store):
+    for rank, wait_s in ((0, 40.0), (1, 2.0)):
+        figures = dict(rank=rank, at_s=100.0 + rank, up_s=50.0, wait_ranks_s=wait_s, max_pending_bytes=1000)
+        report(store, 'learner', name=f'rank {rank}', **figures)
+        store.append(f'experience/{rank}', {}, {})
+    with exporter(store) as scrape:
+        found = scrape()
+    expected = {
+        ('ding_store_learner_wait_seconds_total', 'ranks'): 40,
+        ('ding_store_rank_seconds_total', '1'): 50,
+        ('ding_store_rank_part_seconds_total', 'wait_ranks', '0'): 40,
+        ('ding_store_rank_part_seconds_total', 'wait_ranks', '1'): 2,
+        ('ding_store_last_report_timestamp_seconds', '0', '0', 'learner'): 100,
+        ('ding_store_last_report_timestamp_seconds', '0', '1', 'learner'): 101,
+        ('ding_store_stream_limit_bytes', 'experience/0'): 1000,
+        ('ding_store_stream_limit_bytes', 'experience/1'): 1000,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+    assert ('ding_store_stream_limit_bytes', 'experience') not in found
 
 
 def test_counters_grow_between_scrapes(store):

@@ -75,7 +75,7 @@ def test_page_lists_each_name():
 def test_record_has_only_known_names(run):
     run('collector', 2, up_s=1.0, append_s=0.5, wait_weights_s=0.1)
     figures = run('learner', up_s=1.0, replay_rows=1, replay_size=2, replay_bytes=3, checkpoint_overhead=0.01)
-    assert set(record_of(Figures(), figures, pending_bytes=5)) <= set(COLUMNS)
+    assert set(record_of(Figures(), figures, pending_bytes=[5])) <= set(COLUMNS)
 
 
 # --- the file

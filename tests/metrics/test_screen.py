@@ -106,17 +106,46 @@ def test_status_names_dead_members_with_time_and_reason(store):
     assert 'node 5' not in text
 
 
+def test_member_that_the_launcher_starts_again_is_shown(store):
+    report(store, 'evaluator', 1, 'failed', 'ValueError: no')
+    store.put('starting/evaluator', {}, {})
+    status = read_status(store, 0.0)
+    assert 'failed 0s ago: ValueError: no. It is being started again' in ' '.join(shown(status, 150).split())
+
+
+def test_screen_names_the_slowest_of_several_learners(store):
+    looks = Look(store)
+    for up_s in (100.0, 110.0):
+        for rank, share in ((0, 0.6), (1, 0.05)):
+            figures = dict(rank=rank, at_s=time.time(), up_s=up_s, wait_ranks_s=share * up_s)
+            Member(f'rank {rank}', 'learner', 0, figures=figures).report(store)
+        status = looks.read(0.0)
+    text = ' '.join(shown(status, 150).split())
+    assert 'learner 1 is the slowest: other learners wait for it up to 60% of their time' in text
+
+
+def test_screen_names_the_fullest_partition_and_its_reader(store):
+    report(store, 'learner', **LEARNER)
+    for partition, size in ((0, 10), (1, 2000)):
+        store.register(f'experience/{partition}', 'backup')
+        store.append(f'experience/{partition}', {'text': 'x' * size}, {})
+    text = ' '.join(shown(read_status(store, 0.0), 150).split())
+    assert re.search(r'fullest experience/1 2\d\d% · reader backup is 1 entry behind', text), text
+
+
 def test_screen_hides_members_that_were_started_again(store):
     Member('first', 'learner', 0, pid=111).report(store, 'failed', 'it crashed')
     report(store, 'learner')
     report(store, 'collector', 3, 'failed', 'ValueError: a bad action')
     status = read_status(store, 0.0)
     text = ' '.join(shown(status, 150).split())
-    assert 'it crashed' not in text
+    assert 'learner 0 111' not in text
+    assert 'learner (node 0) was started again once' in text
+    assert 'it crashed' in text
     assert f'learner 0 {os.getpid()}' in text
     assert '1 started again (--all lists them)' in text
     assert 'collector (node 3) failed' in text
-    assert 'it crashed' in shown(status, 150, everything=True)
+    assert 'learner 0 111' in ' '.join(shown(status, 150, everything=True).split())
 
 
 def test_member_that_reports_no_more_is_silent(store):

@@ -53,6 +53,7 @@ def test_run_in_which_all_is_well_needs_no_fix(store):
 
 
 STARVED = dict(wait_experience=7.0, train=2.0)
+RATIO = dict(samples_per_insert=8.0, sampled=790, rows=100)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +70,15 @@ STARVED = dict(wait_experience=7.0, train=2.0)
         ('weights', 'weights_dtype', dict(learner=dict(publish=3.0, train=5.0))),
         ('rest', 'profile', dict(learner=dict(train=2.0))),
         ('checkpoints', 'max_overhead', dict(checkpoint_overhead=0.2)),
+        ('checkpoints', 'max_overhead', dict(learner=dict(checkpoint=4.0, train=3.0))),
         ('pace', 'train_ratio=free', dict(collector=dict(wait_learner=8.0))),
         ('lost', 'Redis keeps its data', dict(lost=3)),
         ('corrupt', 'memory', dict(corrupt=3)),
+        ('starved', 'environments faster', dict(learner=STARVED, collector=dict(environment=8.0))),
+        ('starved', 'raise store.samples_per_insert .now 8', dict(learner=STARVED, **RATIO)),
+        ('starved', 'min_size_to_sample', dict(learner=STARVED, min_size_to_sample=500, replay_rows=80)),
+        ('ratio', 'raise store.samples_per_insert', dict(learner=dict(wait_experience=2.0, train=3.0), **RATIO)),
+        ('pace', 'lower store.samples_per_insert', dict(collector=dict(wait_learner=8.0), **RATIO)),
     ],
 )
 def test_fault_is_named_with_its_fix(store, name, fix, fault):
@@ -92,7 +99,93 @@ def test_full_stream_names_a_reader_that_does_not_read(store):
     for reader in ('learner', 'recorder'):
         store.register('experience', reader)
     store.append('experience', {'text': 'x' * 2000}, {})
-    assert 'start reader recorder again, or drop it' in answers(store)['stream'].fix
+    fix = answers(store)['stream'].fix
+    assert 'reader recorder is 1 entry behind: start it again, or drop it' in fix
+    assert fix.endswith('ding-store forget --run pong --stream experience --reader recorder')
+    starved = answers(store, learner=STARVED, collector=dict(append=9.0))['starved']
+    assert 'wait for room in experience' in starved.found
+    assert starved.fix == fix
+
+
+def test_each_partition_near_its_limit_is_named(store):
+    store.append('experience/0', {}, {})
+    assert 'experience/0, the fullest partition' in answers_of_partitions(store)[0].found
+    for partition in (1, 2):
+        store.append(f'experience/{partition}', {'text': 'x' * 1000 * partition}, {})
+    found = answers_of_partitions(store)
+    assert [answer.found.split()[0] for answer in found] == ['experience/2', 'experience/1']
+
+
+def answers_of_partitions(store):
+    store.append('experience/3', {}, {})
+    look = Look(store)
+    for up_s in (100.0, 110.0):
+        report(store, 'learner', LEARNER, up_s, up_s / 100.0, **FIGURES)
+        status = look.read(0.0)
+    return [answer for answer in why_slow(status) if answer.name == 'stream']
+
+
+def ranks(store, waits, **slow):
+    """Answers of a run whose learners wait so many of ten seconds for each other."""
+    look = Look(store)
+    for up_s, share in ((100.0, 0.0), (110.0, 1.0)):
+        for rank, wait_s in enumerate(waits):
+            parts = {**LEARNER, 'train': 1.0, 'wait_ranks': wait_s, **(slow if wait_s == min(waits) else {})}
+            seconds = {f'{part}_s': share * value for part, value in parts.items()}
+            figures = {'up_s': up_s, 'at_s': time.time(), 'rank': rank, **seconds, **FIGURES}
+            Member(f'rank {rank}', 'learner', 0, figures=figures).report(store)
+        status = look.read(0.0)
+    return {answer.name: answer for answer in why_slow(status)}
+
+
+def test_slowest_of_several_learners_is_named_with_what_it_does(store):
+    answer = ranks(store, [7.0, 6.5, 0.5], train=8.0)['ranks']
+    assert answer.found.startswith('learners wait up to 70% of their time for rank 2 ')
+    assert 'trains 80%' in answer.found
+    assert 'cores' in answer.fix
+
+
+def test_learner_that_waits_for_its_partition_is_named(store):
+    answer = ranks(store, [0.2, 7.0], wait_experience=8.0)['ranks']
+    assert 'for rank 0 ' in answer.found
+    assert 'waits for experience 80%' in answer.found
+    assert 'its partition gets less experience' in answer.fix
+
+
+def test_learners_of_one_speed_need_no_fix(store):
+    assert 'ranks' not in ranks(store, [1.0, 2.0])
+
+
+def policies(store, lag):
+    look = Look(store)
+    for up_s, version in ((100.0, 1000), (110.0, 1100)):
+        report(store, 'learner', LEARNER, up_s, up_s / 100, policy_version=version, policy_versions={'main': version})
+        report(
+            store, 'collector', COLLECTOR, up_s, 0.0, 2, chunks=int(2 * up_s), policy_versions={'main': version - lag}
+        )
+        status = look.read(0.0)
+    return {answer.name: answer for answer in why_slow(status)}['policy']
+
+
+def test_policy_that_is_older_than_a_few_chunks_is_named(store):
+    assert policies(store, lag=10) == ('policy', 'the oldest policy of a collector is 10 versions (1s) behind', '')
+    answer = policies(store, lag=400)
+    assert '400 versions (40s) behind, and a collector makes a chunk in 0.5 s' in answer.found
+    assert 'PeriodicalModelExchanger' in answer.fix
+
+
+def test_process_that_fails_again_and_again_is_one_answer(store):
+    for number in range(3):
+        member = Member(f'evaluator {number}', 'evaluator', 1, figures={'at_s': time.time()})
+        member.report(store, 'failed', 'OverflowError: too far')
+    Member('evaluator', 'evaluator', 1).report(store)
+    found = answers(store)
+    assert 'evaluator (node 1, pid' in found['restarts'].found
+    assert (
+        'failed 3 times, the last time 0s ago, and was started again: OverflowError: too far' in found['restarts'].found
+    )
+    assert 'ding-store logs evaluator --run pong' in found['restarts'].fix
+    assert 'died' not in found
 
 
 def test_dead_members_are_named_with_their_reason(store):

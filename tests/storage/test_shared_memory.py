@@ -35,7 +35,8 @@ from ding_store.storage.options import HostOptions, RedisOptions
 from ding_store.storage.protocol import FreedCapacity
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shared_memory import rings, shared_values, transports
-from ding_store.storage.shared_memory.mapped_files import PAGE
+from ding_store.storage.shared_memory.cache_root import lock_path
+from ding_store.storage.shared_memory.mapped_files import PAGE, claim
 from ding_store.storage.shared_memory.transports import Reference, is_reference
 from ding_store.storage.shared_memory.value_slots import ValueSlots
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
@@ -1075,3 +1076,13 @@ def test_arrays_are_views_of_the_ring(opened):
     ring._data[:] = b'\xff' * len(ring._data)
     assert entry.arrays['x'].all()
     assert not entry.arrays['x'].flags.writeable
+
+
+def test_cache_that_another_process_holds_is_no_message(opened, caplog):
+    near = opened()
+    near.append('s', {}, chunk(0))
+    held = claim(lock_path(cache_of(near).root))
+    caplog.set_level('INFO')
+    assert near.tidy() == 0
+    held.close()
+    assert 'tidied' not in caplog.text
