@@ -26,7 +26,7 @@ from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.progress import Display, summary, table
 from ding_store.launch.role_process import Role
-from ding_store.launch.router import FIRST_IDS, ROLES, new_addresses, remove_address
+from ding_store.launch.router import FIRST_IDS, ROLES, WORKER, new_addresses, remove_address
 from ding_store.launch.termination import signals_as_interrupt
 from ding_store.launch.user_script import UserScript, exit_process, preload
 from ding_store.metrics.figures import Figures
@@ -38,15 +38,19 @@ from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.run.lease import Lease
 from ding_store.run.members import Members, launch
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
+from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners, goes_at_own_pace
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
 
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
 #: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
-#: Largest number of learners of a run.
+#: Largest number of learners or workers of a run.
 MAX_LEARNERS = 64
+#: Roles that a job may have.
+JOB_ROLES = (*ROLES, WORKER)
+#: How often workers are started again in a run without checkpoints.
+WORKER_RESTARTS = 5
 #: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
@@ -56,16 +60,24 @@ def parse_roles(text: str) -> Dict[str, int]:
     Overview:
         Parse 'learner=1,collector=2,evaluator=1' into a dict.
     Raises:
-        - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector.
+        - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector. A job of workers
+          has no other role.
     """
     roles: Dict[str, int] = {}
     for item in text.split(','):
         role, _, number = item.strip().partition('=')
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--roles', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--roles', role, list(JOB_ROLES)))
         if not (number.isascii() and number.isdigit()):
             raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2')
         roles[role] = int(number)
+    if WORKER in roles:
+        if len(roles) > 1 or not 1 <= roles[WORKER] <= MAX_LEARNERS:
+            raise ConfigError(
+                f'--roles {text!r}: use worker=N alone, with N between 1 and {MAX_LEARNERS}. Each worker collects and '
+                'trains, and worker 0 evaluates.'
+            )
+        return roles
     for role, least, most in (('learner', 1, MAX_LEARNERS), ('collector', 1, 10_000), ('evaluator', 0, 1)):
         if not least <= roles.get(role, 0) <= most:
             raise ConfigError(f'--roles {text!r}: {role} must be between {least} and {most}, got {roles.get(role, 0)}')
@@ -77,8 +89,8 @@ def parse_delays(text: str) -> Dict[str, float]:
     delays: Dict[str, float] = {}
     for item in filter(None, text.split(',')):
         role, _, seconds = item.strip().partition('=')
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--delay', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--delay', role, list(JOB_ROLES)))
         try:
             delays[role] = float(seconds)
         except ValueError as error:
@@ -90,8 +102,8 @@ def parse_delays(text: str) -> Dict[str, float]:
 
 def check_debug(role: str, roles: Dict[str, int]) -> None:
     """Raise ConfigError if there is no process that ``--debug`` can name."""
-    if role and role not in ROLES:
-        raise ConfigError(unknown_key('--debug', role, list(ROLES)))
+    if role and role not in JOB_ROLES:
+        raise ConfigError(unknown_key('--debug', role, list(JOB_ROLES)))
     if role and not roles.get(role):
         raise ConfigError(f'--debug {role}: --roles starts no {role}. Add {role}=1 to it')
 
@@ -100,8 +112,8 @@ def parse_cpu_roles(text: str) -> Tuple[str, ...]:
     """Parse 'collector,evaluator' into a tuple. The empty string gives an empty tuple."""
     roles = tuple(item.strip() for item in text.split(',')) if text else ()
     for role in roles:
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--cpu-roles', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--cpu-roles', role, list(JOB_ROLES)))
     return roles
 
 
@@ -211,7 +223,12 @@ class Job:
 
     @property
     def num_learners(self) -> int:
-        return self.roles['learner']
+        return self.roles.get('learner', 1)
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of learners, or of workers."""
+        return self.roles.get(WORKER, self.num_learners)
 
     def _claim_run(self, store: Store) -> Lease:
         silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
@@ -300,13 +317,15 @@ class Job:
         self._prepare_environment()
         preload()
         self.group = uuid.uuid4().hex[:12]
-        nodes = [self._node(role, i) for role in ROLES for i in range(self.roles.get(role, 0))]
+        nodes = [self._node(role, i) for role in JOB_ROLES for i in range(self.roles.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id, rank) in enumerate(nodes):
             self.processes.append(self._fork(role, node_id, rank, self.addresses[i], self.addresses[:i], len(nodes)))
 
     def _node(self, role: str, number: int) -> Tuple[str, int, Optional[int]]:
-        """Return role, node id and rank of a process. All learners have DI-engine's node id of the learner."""
+        """Return role, node id and rank of a process. All learners have DI-engine's id of the learner."""
+        if role == WORKER:
+            return role, number, number
         if role == 'learner' and self.num_learners > 1:
             return role, FIRST_IDS[role], number
         return role, FIRST_IDS[role] + number, None
@@ -325,7 +344,7 @@ class Job:
 
     def _prepare_environment(self) -> None:
         url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
-        learners = str(self.num_learners) if self.num_learners > 1 else None
+        learners = str(self.num_ranks) if self.num_ranks > 1 else None
         settings = dict(url=url, run=run, launched=launched, joined=None, learners=learners, rank=None)
         write_environment(replace(self.environment, **settings))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
@@ -338,7 +357,7 @@ class Job:
         started = self._role_of(role, node_id, rank, address, peers, num_workers)
         log = self.log_dir / f'{started.title}.log'
         started.delay_s = self.delays_s.get(role, 0.0)
-        started.is_debugged = role == self.debug and node_id == FIRST_IDS[role] and not rank
+        started.is_debugged = role == self.debug and node_id == FIRST_IDS.get(role, 0) and not rank
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -375,8 +394,9 @@ class Job:
             title=title,
             warnings=warned,
             rank=rank,
-            num_learners=self.num_learners,
+            num_learners=self.num_ranks,
             group=self.group,
+            is_worker=role == WORKER,
         )
 
     # Watching
@@ -462,6 +482,8 @@ class Job:
             how = (
                 'ended before the run did (check that its script uses both exchangers, and separates its roles, '
                 'e.g. with `task.add_role`)'
+                if process.role != WORKER
+                else "ended before the run did (check that its script trains a subclass of DI-engine's Policy)"
             )
         if code < 0 and process.role == 'evaluator' and self._should_leave(session):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
@@ -476,8 +498,9 @@ class Job:
             if any(p.role == 'collector' and p.code is None for p in self.processes):
                 self.say(f'the run goes on without it; this adds another:\n  {self._join_command()}')
                 return []
-        if process.role != 'collector' and code != 0 and self._may_restart(code, session):
-            if process.rank is not None:
+        if process.role != 'collector' and code != 0 and self._may_restart(process, code, session):
+            is_in_step = process.role == 'learner' and process.rank is not None
+            if is_in_step and not goes_at_own_pace(session.store, self.group):
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
                 self._bury(process, session.store)
@@ -521,12 +544,14 @@ class Job:
         end = end_of(session.store)
         return self.is_hurrying and end is not None and not end.failed
 
-    def _may_restart(self, code: int, session: RunSession) -> bool:
+    def _may_restart(self, process: Process, code: int, session: RunSession) -> bool:
         """
         Return whether a crashed process may be started again. A learner that failed because the disk is full
         (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full.
         """
         limit = self._max_restarts(session.store)
+        if limit is None and process.role == WORKER and process.rank:
+            limit = WORKER_RESTARTS  # It begins with the newest parameters, which worker 0 has.
         if limit is None or session.store.get(FINISH) is not None:
             return False
         if code == os.EX_CONFIG:
@@ -565,7 +590,9 @@ class Job:
         self.processes.append(successor)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
-        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
+        is_late = process.rank and goes_at_own_pace(session.store, self.group)
+        start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
+        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; {start}')
         return successor
 
     @staticmethod

@@ -34,9 +34,10 @@ class Role:
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
         - title (:obj:`str`): Name of the process in logs, such as ``collector-2``.
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
-        - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner from 0 on, and of all of them.
-            None: there is one learner, or the process is none.
-        - group (:obj:`str`): Name that the learners have which start together.
+        - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner or worker from 0 on, and of all
+            of them. None: there is one learner, or the process is no learner.
+        - group (:obj:`str`): Name that the learners or workers have which start together.
+        - is_worker (:obj:`bool`): True: the script runs its whole pipeline here, as in one process.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -54,6 +55,7 @@ class Role:
     rank: Optional[int] = None
     num_learners: int = 1
     group: str = ''
+    is_worker: bool = False
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -79,11 +81,13 @@ class Role:
         with quiet_imports():
             install()
             if self.rank is not None:
-                from ding_store.middleware import learner_ranks
+                from ding_store.middleware import learner_ranks, worker_rank
 
                 set_rank(self.rank)
-                learner_ranks.start(self.rank, self.num_learners, self.group)
-        activate(self.node_id, self.address, self.peers, self.num_workers)
+                kind = worker_rank if self.is_worker else learner_ranks
+                kind.start(self.rank, self.num_learners, self.group)
+        if not self.is_worker:
+            activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()
         return code

@@ -13,7 +13,7 @@ from rich.text import Text
 #: Lines of members on the screen without ``--all``. Those with problems come first.
 MAX_MEMBERS = 20
 STYLES = {'ok': 'green', 'left': 'dim', 'failed': 'bold red', 'killed': 'bold red', 'silent': 'bold yellow'}
-ORDER = ('learner', 'evaluator', 'collector')
+ORDER = ('learner', 'worker', 'evaluator', 'collector')
 PARTS = {
     'learner_wait_experience': 'waits for experience',
     'learner_ingest': 'copies it into the replay',
@@ -49,13 +49,17 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'run', _joined([plain(status['run']), _state(status, up_s), f'{plain(status["store"])}']))
     trains = [f'{number(figures["train_iter"])} iterations', per_s(rates['train_iter'])]
     _row(grid, 'train', _joined([*trains, *_spent('learner', shares, figures['checkpoint_overhead'])]))
-    count = figures['num_collectors']
+    who = 'worker' if figures['num_workers'] else 'collector'
+    count = figures[f'num_{who}s']
     steps = [f'{number(figures["env_step"])} env steps', per_s(rates['env_step'])]
-    running = f'{number(count)} collector{"" if count == 1 else "s"}'
+    running = f'{number(count)} {who}{"" if count == 1 else "s"}'
     _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
-    _row(grid, 'policy', _policies(figures))
+    if figures['updates']:
+        _row(grid, 'updates', _updates(figures))
+    if figures['policy_versions'] or not figures['num_workers']:
+        _row(grid, 'policy', _policies(figures))
     streams = [each for name, each in status['streams'].items() if is_experience(name)]
     if streams:
         _row(grid, 'stream', _stream(streams, figures['max_pending_bytes']))
@@ -114,6 +118,26 @@ def _policies(figures: Mapping[str, Any]) -> str:
         for name, version in list(versions.items())[:4]
     ]
     return _joined(found) or 'no weights published yet'
+
+
+def _updates(figures: Mapping[str, Any]) -> Text:
+    """Return what processes that share their updates have sent, used and dropped, and how stale it was."""
+    counts, staleness = figures['updates'], figures['staleness']
+    used = counts.get('updates_used')
+    parts = [f'{number(counts.get("updates_sent", 0))} sent' if used is None else f'{number(used)} used']
+    if counts.get('updates_averaged'):
+        parts.append(f'{number(counts["updates_averaged"])} averages with a peer')
+    num = sum(count for name, count in staleness.items() if name.isdecimal())
+    if num:
+        parts.append(f'staleness {staleness["sum"] / num:.2g} on average, {staleness["max"]} at most')
+    text = Text(_joined(parts))
+    why = {'stale': 'too stale', 'late': 'late', 'foreign': 'of another server'}
+    for name, reason in why.items():
+        if counts.get(f'updates_dropped_{name}'):
+            text.append(f' · {number(counts[f"updates_dropped_{name}"])} dropped, {reason}', style='bold yellow')
+    if counts.get('stragglers'):
+        text.append(f' · {number(counts["stragglers"])} times without a straggler', style='bold yellow')
+    return text
 
 
 def is_experience(stream: str) -> bool:

@@ -16,7 +16,7 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.middleware.own_rank import own_rank
+from ding_store.middleware.own_rank import is_first
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
 from ding_store.middleware.task_stop import before_stop, is_failing
@@ -47,9 +47,9 @@ def checkpointer(session: RunSession, policy: Any) -> Any:
     Raises:
         - ConfigError: The checkpoint cannot be read or has other policies, or another process saves there.
     """
-    config, rank = session.config.checkpoint, own_rank()
+    config = session.config.checkpoint
     # Rank 0 of several learners saves for all, and gives them its state when they start.
-    if config is None or (rank is not None and rank.rank):
+    if config is None or not is_first():
         return task.void()
     if session.checkpointer is not None:
         session.checkpointer.add(policy)
