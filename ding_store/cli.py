@@ -259,7 +259,8 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
     parser.add_argument(
         '--roles',
         metavar='ROLE=N,...',
-        help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together',
+        help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together. With '
+        'worker=N alone, each process collects and trains, and they share their updates (A2C, A3C, GORILA)',
     )
     parser.add_argument(
         '--explain',
