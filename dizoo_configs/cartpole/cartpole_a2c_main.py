@@ -16,7 +16,7 @@ Two workers, each of which collects and trains. `--config cartpole_a2c` steps wi
 import gym
 from ding.envs import DingEnvWrapper
 from ding.framework import task
-from ding.framework.middleware import StepCollector, gae_estimator, interaction_evaluator, multistep_trainer
+from ding.framework.middleware import StepCollector, gae_estimator, interaction_evaluator, trainer
 from ding.model import VAC
 from ding.policy import A2CPolicy
 
@@ -40,7 +40,7 @@ def main(given: Options = DEFAULTS) -> None:
         task.use(interaction_evaluator(cfg, policy.eval_mode, loop.evaluator_env))
         task.use(StepCollector(cfg, policy.collect_mode, loop.collector_env))
         task.use(gae_estimator(cfg, policy.collect_mode))
-        task.use(multistep_trainer(policy.learn_mode, log_freq=50))
+        task.use(trainer(cfg, policy.learn_mode, log_freq=50))
         loop.run(policy, show_freq=50, save_freq=500)
 
 

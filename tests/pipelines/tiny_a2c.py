@@ -17,8 +17,8 @@ from ding.framework.middleware import (
     StepCollector,
     gae_estimator,
     interaction_evaluator,
-    multistep_trainer,
     termination_checker,
+    trainer,
 )
 from ding.model import VAC
 from ding.policy import A2CPolicy
@@ -46,7 +46,7 @@ def main():
     logging.getLogger().setLevel(logging.INFO)
     main_config.exp_name = 'tiny_a2c'
     main_config.env.update(collector_env_num=2, evaluator_env_num=1, n_evaluator_episode=1, stop_value=1e9)
-    main_config.policy.model.encoder_hidden_size_list = [16, 16]
+    main_config.policy.model.encoder_hidden_size_list = [16, 64]
     main_config.policy.collect.n_sample = 16
     main_config.policy.learn.batch_size = 8
     main_config.policy.eval.evaluator.eval_freq = 20
@@ -63,7 +63,7 @@ def main():
         task.use(StepCollector(cfg, policy.collect_mode, envs[0]))
         task.use(watch)
         task.use(gae_estimator(cfg, policy.collect_mode))
-        task.use(multistep_trainer(policy.learn_mode, log_freq=100))
+        task.use(trainer(cfg, policy.learn_mode, log_freq=100))
         task.use(CkptSaver(policy, 'tiny_a2c', train_freq=200))
         task.use(termination_checker(max_train_iter=options.max_train_iter))
         task.run()
