@@ -717,6 +717,7 @@ def _wait_for_configs() -> None:
 def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, check_debug, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.log_lines import line
+    from ding_store.launch.router import WORKER
     from ding_store.launch.user_script import UserScript
 
     begin = time.monotonic()
@@ -736,7 +737,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step
-        if has_begun:
+        if has_begun and WORKER not in roles:  # workers send no experience and no weights
             print_to(sys.stderr, used.summary())
     _wait_for_configs()
     if options.json:

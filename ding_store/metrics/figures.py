@@ -131,8 +131,10 @@ class Figures:
             figures._add_updates([each[-1].figures for each in learners.values()])
         figures.num_collectors = members.num_running('collector')
         figures.num_workers = members.num_running('worker')
-        if members.of('worker'):
-            figures.learner_step = figures.env_step  # worker 0 reports its own steps alone
+        if members.of('worker') and learner is not None:
+            # A worker that resumed reports its own steps, and those of the whole run.
+            figures.env_step = max(figures.env_step, learner.figures.get('run_env_step', 0))
+            figures.learner_step, figures.began_step = figures.env_step, 0
             evaluator = learner
         seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
         figures.collector_s = {part: value for part, value in seconds.items() if value}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import random
 import sys
+import time
 import types
 from typing import Any, List, Optional
 
@@ -116,6 +117,7 @@ class WorkerRank:
         before_stop(self, self._stop)
         ctx: Any = task.ctx
         self._env_step = int(ctx.env_step)
+        session.figures(began_s=time.monotonic(), began_iter=int(ctx.train_iter))
         if self.rank == 0:
             self._count_from(session)
         sync = (session.config.learners or LearnersConfig()).sync or 'gradients'
@@ -155,8 +157,7 @@ class WorkerRank:
         session, ctx = self._session, task.ctx
         assert session is not None
         self._count_steps(ctx)
-        self._note_evaluation(ctx)
-        session.figures(env_step=self._own_steps, train_iter=int(ctx.train_iter))
+        self._report_counts(ctx)
         if self._shared is not None:
             self._shared.report()
         if self._recorder is not None:
@@ -175,8 +176,10 @@ class WorkerRank:
                 ctx.env_step = max(total, int(ctx.env_step))
         self._env_step = int(ctx.env_step)
 
-    def _note_evaluation(self, ctx: Any) -> None:
+    def _report_counts(self, ctx: Any) -> None:
         assert self._session is not None
+        counts = dict(env_step=self._own_steps, run_env_step=int(ctx.env_step), train_iter=int(ctx.train_iter))
+        self._session.figures(ended_s=time.monotonic(), **counts)
         value, iteration = ctx.last_eval_value, int(ctx.last_eval_iter)
         if self.rank == 0 and iteration >= 0 and iteration != self._last_eval_iter:
             self._last_eval_iter = iteration
@@ -193,8 +196,7 @@ class WorkerRank:
                 logging.warning(f'ding_store: the failure of this process could not be reported to the run: {lost}')
             return
         self._count_steps(ctx)
-        self._note_evaluation(ctx)
-        session.figures(env_step=self._own_steps, train_iter=int(ctx.train_iter))
+        self._report_counts(ctx)
         session.finish(f'worker {self.rank} finished at env step {ctx.env_step}, train iteration {ctx.train_iter}')
         if self._shared is not None:
             self._shared.leave()
