@@ -189,12 +189,6 @@ class Figures:
                     key = name[len('staleness_') :].replace('bucket_', '')
                     self.staleness[key] = self.staleness.get(key, 0) + count
 
-    @property
-    def mean_staleness(self) -> Optional[float]:
-        """The mean staleness of the gradients that were used. None: the mode has no staleness, or none was used."""
-        num = sum(count for name, count in self.staleness.items() if name.isdecimal())
-        return self.staleness['sum'] / num if num else None
-
     def _measure_loop_of(self, learner: dict) -> None:
         """Set times and rates to those of a restarted learner's own loop. Totals include the processes before it."""
         self.began_s, self.began_iter = learner['began_s'], learner.get('began_iter', 0)

@@ -92,8 +92,8 @@ def _updates(before: Figures, after: Figures) -> Dict[str, Any]:
     if after.staleness:
         own = before.staleness if before.learner == after.learner else {}
         counts = {name: count - own.get(name, 0) for name, count in after.staleness.items()}
-        found['staleness'] = _ratio(counts['sum'], sum(n for name, n in counts.items() if name.isdecimal()))
-        found['staleness_max'] = after.staleness['max']
+        found['staleness'] = _ratio(counts.get('sum', 0), sum(n for name, n in counts.items() if name.isdecimal()))
+        found['staleness_max'] = after.staleness.get('max')
     return found
 
 

@@ -129,7 +129,7 @@ def _updates(figures: Mapping[str, Any]) -> Text:
         parts.append(f'{number(counts["updates_averaged"])} averages with a peer')
     num = sum(count for name, count in staleness.items() if name.isdecimal())
     if num:
-        parts.append(f'staleness {staleness["sum"] / num:.2g} on average, {staleness["max"]} at most')
+        parts.append(f'staleness {staleness.get("sum", 0) / num:.2g} on average, {staleness.get("max", 0)} at most')
     text = Text(_joined(parts))
     why = {'stale': 'too stale', 'late': 'late', 'foreign': 'of another server'}
     for name, reason in why.items():

@@ -72,7 +72,6 @@ def main():
             env_step=task.ctx.env_step,
             train_iter=task.ctx.train_iter,
             evaluations=int(task.ctx.last_eval_iter),
-            sum=sum(float(each.sum()) for each in policy._model.parameters()),
         )
 
 
