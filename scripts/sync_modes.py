@@ -327,7 +327,9 @@ def main() -> None:
             text = report(cells, given.modes, given.workers, given.seeds)
             print(text)
             if given.page:
-                write_page(given.page, text)
+                picture = os.path.relpath(directory / 'sync_modes.svg', given.page.resolve().parent)
+                shown = f'![returns over env steps and wall time, by mode and workers]({picture})\n\n' if cells else ''
+                write_page(given.page, shown + text)
             if given.json:
                 given.json.write_text(json.dumps(as_json(cells)) + '\n')
             if cells:

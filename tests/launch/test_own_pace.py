@@ -1,5 +1,6 @@
 """Jobs whose learners or workers share updates at their own pace, in real processes."""
 
+import json
 import os
 import re
 import signal
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from jobs import PIPELINES, TINY, ding_store, job, records, status, table
 
+from ding_store.metrics.history import read_history
 from ding_store.storage.embedded.private_server import running
 
 pytest.importorskip('ding')
@@ -49,9 +51,7 @@ def ends(cwd):
     'sync',
     [
         'async',
-        'gradients',
-        pytest.param('gossip', marks=pytest.mark.long),
-        pytest.param('hogwild', marks=pytest.mark.long),
+        *(pytest.param(sync, marks=pytest.mark.long) for sync in ('gradients', 'average', 'gossip', 'hogwild')),
     ],
 )
 def test_learners_share_updates_and_ingest_each_row_once(tmp_path, sync):
@@ -65,6 +65,7 @@ def test_learners_share_updates_and_ingest_each_row_once(tmp_path, sync):
     assert all(f"rank {rank} of 2 shares its updates (sync '{sync}')" in log for rank, log in enumerate(logs))
 
 
+@pytest.mark.long
 def test_a_killed_learner_is_started_again_alone(tmp_path):
     command = learners(tmp_path, {'sync': 'async'}, '--checkpoint', 'saved', iterations=200)
     with job(command, tmp_path) as run:
@@ -76,7 +77,8 @@ def test_a_killed_learner_is_started_again_alone(tmp_path):
 
 
 def test_workers_run_an_unmodified_script_to_its_end(tmp_path):
-    with job(workers(tmp_path, 2, {'sync': 'gradients'}), tmp_path) as run:
+    command = workers(tmp_path, 2, {'sync': 'async', 'max_staleness': 3}, '--json', tmp_path / 'figures.json')
+    with job(command, tmp_path) as run:
         assert run.wait() == 0, run.text
     found = ends(tmp_path)
     assert len(found) == 2
@@ -91,8 +93,18 @@ def test_workers_run_an_unmodified_script_to_its_end(tmp_path):
     rows = table(run.text)
     assert rows['env steps'] >= max(each['env_step'] for each in found) > 16 * 28
     assert len(list(tmp_path.glob('tiny_a2c*'))) == 1  # worker 1 writes no files
+    figures = json.loads((tmp_path / 'figures.json').read_text())
+    used, dropped = (figures['updates'][f'updates_{name}'] for name in ('used', 'dropped_stale'))
+    sent = figures['updates']['updates_sent']
+    assert 0 < sent - 2 <= used + dropped <= sent  # at the end, the last one of each worker may be on its way
+    assert sum(count for name, count in figures['staleness'].items() if name.isdecimal()) == used
+    assert figures['staleness']['max'] <= 3
+    history = read_history(str(tmp_path / 'tiny_a2c'))
+    assert 0 < history[-1]['updates_used'] <= used
+    assert 0 < history[-1]['env_step'] <= rows['env steps']
 
 
+@pytest.mark.long
 def test_killed_worker_is_started_again_and_status_counts(tmp_path):
     command = workers(tmp_path, 2, {'sync': 'async', 'max_staleness': 3}, iterations=10**6)
     with job(command, tmp_path) as run:
