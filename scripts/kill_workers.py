@@ -27,7 +27,7 @@ from typing import Any, Callable, Dict, Optional
 ROOT = Path(__file__).resolve().parent.parent
 MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_a2c_main.py'
 #: Seconds after which a worker that was killed must train again.
-LIMIT_S = 180.0
+LIMIT_S = 600.0
 
 
 def figures(directory: str) -> Dict[str, Any]:
