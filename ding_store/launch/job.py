@@ -500,7 +500,7 @@ class Job:
                 return []
         if process.role != 'collector' and code != 0 and self._may_restart(process, code, session):
             is_in_step = process.role == 'learner' and process.rank is not None
-            if is_in_step and not goes_at_own_pace(session.store, self.group):
+            if is_in_step and not goes_at_own_pace(session.store):
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
                 self._bury(process, session.store)
@@ -590,7 +590,7 @@ class Job:
         self.processes.append(successor)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
-        is_late = process.rank and goes_at_own_pace(session.store, self.group)
+        is_late = process.rank and goes_at_own_pace(session.store)
         start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
         self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; {start}')
         return successor

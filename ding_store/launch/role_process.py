@@ -36,7 +36,7 @@ class Role:
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
         - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner or worker from 0 on, and of all
             of them. None: there is one learner, or the process is no learner.
-        - group (:obj:`str`): Name that the learners or workers have which start together.
+        - group (:obj:`str`): Name that the learners have which start together.
         - is_worker (:obj:`bool`): True: the script runs its whole pipeline here, as in one process.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
@@ -84,8 +84,10 @@ class Role:
                 from ding_store.middleware import learner_ranks, worker_rank
 
                 set_rank(self.rank)
-                kind = worker_rank if self.is_worker else learner_ranks
-                kind.start(self.rank, self.num_learners, self.group)
+                if self.is_worker:
+                    worker_rank.start(self.rank, self.num_learners)
+                else:
+                    learner_ranks.start(self.rank, self.num_learners, self.group)
         if not self.is_worker:
             activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)

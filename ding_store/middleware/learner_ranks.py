@@ -27,6 +27,7 @@ from ding_store.middleware.own_rank import set_own_rank
 from ding_store.middleware.policy_bytes import policy_from_bytes, policy_to_bytes
 from ding_store.middleware.shared_updates import SharedUpdates
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import OWN_PACE
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -199,9 +200,11 @@ class LearnerRank:
         mine = {**(note or {}), 'counters': counters}
         if sync != 'ddp':
             self.group.is_alone = True
-            self._shared = SharedUpdates(session, sync, self.rank, self.num, self.group.name)
+            self._shared = SharedUpdates(session, sync, self.rank, self.num)
             given = self._shared.begin(mine)
         elif self.group.connect(session):
+            if self.rank == 0:
+                session.store.delete(OWN_PACE)  # An earlier start of the run may have had another mode.
             given = json.loads(self.group.send_from_first(json.dumps(mine).encode() if self.rank == 0 else None))
         else:
             given = None

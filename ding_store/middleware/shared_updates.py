@@ -20,6 +20,7 @@ from ding_store.metrics.figures import STALENESS_BUCKETS
 from ding_store.middleware.policy_bytes import policy_from_bytes, policy_to_bytes
 from ding_store.middleware.policy_state import targets_of
 from ding_store.middleware.shared_policy import optimizers_by_attribute
+from ding_store.run.members import Members
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import LEARNERS, note_own_pace
 from ding_store.run.waiting import best_effort
@@ -29,6 +30,11 @@ from ding_store.storage.base import Header
 _REPORT_EVERY_S = 0.5
 #: How long a step whose server has ended waits to see that the run has ended as well.
 _END_S = 5.0
+#: Prefix of the models' names in the run, and of the values with which rank 0 starts the others.
+ROOT = f'{LEARNERS}/shared'
+START, POLICIES = f'{ROOT}/start', f'{ROOT}/policies'
+#: Figure of members that share updates.
+SENT = 'updates_sent'
 #: Options of ``LearnersConfig`` that are arguments of ``StoreOptimizer``.
 _WORKER_OPTIONS = ('period', 'rho', 'max_staleness', 'max_ahead', 'dtype')
 
@@ -45,15 +51,13 @@ class SharedUpdates:
     Arguments:
         - sync (:obj:`str`): The mode, one of ``OWN_PACE``.
         - rank (:obj:`int`), num (:obj:`int`): Number of this process, and of all.
-        - group (:obj:`str`): Name that only processes that started together have.
     """
 
-    def __init__(self, session: RunSession, sync: str, rank: int, num: int, group: str) -> None:
+    def __init__(self, session: RunSession, sync: str, rank: int, num: int) -> None:
         self.sync, self.rank, self.num = sync, rank, num
         self._session, self._store = session, session.store
         self._settings = session.config.learners or LearnersConfig()
         self._settings.check_for(sync)
-        self._group, self._root = group, f'{LEARNERS}/{group}'
         self._servers: List[ParameterServer] = []
         self._optimizers: List[RunOptimizer] = []
         self._reported_at = 0.0
@@ -70,16 +74,16 @@ class SharedUpdates:
         self._session.figures(rank=self.rank, num_learners=self.num)
         if self.rank == 0:
             self._tidy()
-            note_own_pace(self._store, self._group)
-            self._store.put(f'{self._root}/start', note or {}, {})
+            note_own_pace(self._store)
+            self._store.put(START, {'member': self._own_id, 'note': note or {}}, {})
             return note or {}
-        value = self._wait_for(f'{self._root}/start')
-        return None if value is None else value.header
+        value = self._wait_for(START)
+        return None if value is None else value.header['note']
 
     def share(self, policies: List[Any]) -> bool:
         """Replace the optimizers of this process's policies. Return False if the run has ended."""
         if self.rank:
-            value = self._wait_for(f'{self._root}/policies')
+            value = self._wait_for(POLICIES)
             if value is None:
                 return False
             for index, policy in enumerate(policies):
@@ -87,12 +91,12 @@ class SharedUpdates:
         states = {str(index): np.frombuffer(policy_to_bytes(each), np.uint8) for index, each in enumerate(policies)}
         for index, policy in enumerate(policies):
             for attribute, optimizer in optimizers_by_attribute(policy).items():
-                setattr(policy, attribute, self._share(optimizer, f'{self._root}/{index}/{attribute}'))
+                setattr(policy, attribute, self._share(optimizer, f'{ROOT}/{index}/{attribute}'))
             if self.rank and any(each.figures.get('version', 0) for each in self._optimizers):
                 for _, target in targets_of(policy):
                     target.update(policy._learn_model.state_dict(), direct=True)
         if self.rank == 0:
-            self._store.put(f'{self._root}/policies', {}, states)
+            self._store.put(POLICIES, {'member': self._own_id}, states)
         self._session.before_leaving.append(self._end)
         logging.info(f'ding_store: rank {self.rank} of {self.num} shares its updates (sync {self.sync!r})')
         return True
@@ -127,21 +131,40 @@ class SharedUpdates:
         self._optimizers.append(made)
         return made
 
+    @property
+    def _own_id(self) -> str:
+        member = self._session.member
+        return '' if member is None else member.id
+
     def _wait_for(self, name: str) -> Any:
-        return self._session.wait_for(
-            'rank 0 of this run', lambda timeout_s: self._store.get(name, timeout_s=timeout_s), part='wait_ranks'
-        )
+        """Wait for a value of a rank 0 that lives. One of an earlier start may be left."""
+        members, seen = Members(self._store), 0
+
+        def look(timeout_s: float) -> Any:
+            nonlocal seen
+            value = self._store.get(name, seen, timeout_s)
+            if value is None:
+                return None
+            giver = members.refresh().by_id.get(str(value.header['member']))
+            if giver is not None and (giver.was_killed or giver.state != 'alive'):
+                seen = value.version
+                return None
+            return value
+
+        return self._session.wait_for('rank 0 of this run', look, part='wait_ranks')
 
     def _tidy(self) -> None:
-        """Delete what earlier starts of this run have left."""
+        """Delete what earlier starts of this run have left, unless other ranks of theirs go on."""
+        living = [each for each in Members(self._store).refresh().alive() if not each.was_killed]
+        if any(SENT in each.figures for each in living):
+            return
         info = self._store.info()
         for stream in info.streams:
-            if stream.startswith(stream_of(f'{LEARNERS}/')) and not stream.startswith(stream_of(f'{self._root}/')):
+            if stream.startswith((stream_of(f'{ROOT}/'), f'gossip/{ROOT}/')):
                 for reader in info.streams[stream].readers:
                     self._store.forget(stream, reader)
-        places = (f'{LEARNERS}/', value_of(f'{LEARNERS}/'), f'gossip/{LEARNERS}/')
         for value in info.values:
-            if value.startswith(places) and self._root not in value:
+            if value.startswith((f'{ROOT}/', value_of(f'{ROOT}/'), f'gossip/{ROOT}/')):
                 self._store.delete(value)
 
     # While it trains

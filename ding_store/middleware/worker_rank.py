@@ -35,13 +35,13 @@ _EVALUATORS = ('interaction_evaluator', 'interaction_evaluator_ttorch')
 _MODES = ('_forward_learn', '_forward_collect', '_forward_eval')
 
 
-def start(rank: int, num: int, group: str) -> WorkerRank:
+def start(rank: int, num: int) -> WorkerRank:
     """
     Overview:
         Make this process one of several workers. Call it before the script runs, with DI-engine's router inactive: the
         script then runs its whole pipeline in this process, and its policies share their updates.
     """
-    made = WorkerRank(rank, num, group)
+    made = WorkerRank(rank, num)
     set_own_worker(made)
     make = Policy.__init__
 
@@ -67,8 +67,8 @@ class WorkerRank:
         steps of all workers from the first update on. A worker that reaches the script's end ends the run for all.
     """
 
-    def __init__(self, rank: int, num: int, group: str) -> None:
-        self.rank, self.num, self._group = rank, num, group
+    def __init__(self, rank: int, num: int) -> None:
+        self.rank, self.num = rank, num
         self._policies: List[Any] = []
         self._session: Optional[RunSession] = None
         self._shared: Optional[SharedUpdates] = None
@@ -126,7 +126,7 @@ class WorkerRank:
                 "store.learners.sync ('ddp') does not work with --roles worker=N. Set 'gradients': workers then step "
                 'with the mean of all gradients as well.'
             )
-        shared = SharedUpdates(session, sync, self.rank, self.num, self._group)
+        shared = SharedUpdates(session, sync, self.rank, self.num)
         if shared.begin() is None or not shared.share(self._policies):
             return
         self._shared = shared

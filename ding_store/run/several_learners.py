@@ -7,7 +7,7 @@ from ding_store.storage.store import Store
 
 #: The value that says how many learners a run has. A run with one learner has none.
 LEARNERS = 'learners'
-#: The value that names the processes which started together and go on without one that died.
+#: The value that says that learners or workers go on without one that died.
 OWN_PACE = 'own-pace'
 
 
@@ -45,12 +45,11 @@ def decide_num_learners(store: Store, num: int) -> None:
         check_num_learners(store, num)
 
 
-def note_own_pace(store: Store, group: str) -> None:
-    """Note that the learners or workers of a group share updates at their own pace."""
-    store.put(OWN_PACE, {'group': group}, {})
+def note_own_pace(store: Store) -> None:
+    """Note that the learners or workers share updates at their own pace."""
+    store.put(OWN_PACE, {}, {})
 
 
-def goes_at_own_pace(store: Store, group: str) -> bool:
-    """Return True if processes of a group go on without one that died, so that it is started again alone."""
-    value = store.get(OWN_PACE)
-    return value is not None and value.header.get('group') == group
+def goes_at_own_pace(store: Store) -> bool:
+    """Return True if learners or workers go on without one that died, so that it is started again alone."""
+    return store.get(OWN_PACE) is not None

@@ -20,8 +20,8 @@ LEARNERS = 'learner=2,evaluator=1,collector=1'
 WORKER = PIPELINES / 'tiny_a2c.py'
 
 
-def learners(cwd, sync, *options, iterations=30):
-    trace = ['--trace', Path(cwd, 'trace'), '--max-train-iter', iterations]
+def learners(cwd, sync, *options, end=('--max-train-iter', 30)):
+    trace = ['--ckpt', '--trace', Path(cwd, 'trace'), *end]
     settings = ['--set', f'learners={sync!r}', *options]
     return ding_store('run', '--run', 'r', '--roles', LEARNERS, *settings, '--', 'python', TINY, *trace)
 
@@ -67,11 +67,15 @@ def test_learners_share_updates_and_ingest_each_row_once(tmp_path, sync):
 
 @pytest.mark.long
 def test_a_killed_learner_is_started_again_alone(tmp_path):
-    command = learners(tmp_path, {'sync': 'async'}, '--checkpoint', 'saved', iterations=200)
+    command = learners(tmp_path, {'sync': 'async'}, '--checkpoint', 'saved', end=('--until', tmp_path / 'done'))
     with job(command, tmp_path) as run:
         found = run.wait_for(lambda: alive(tmp_path, 'learner').get(1), 'rank 1 that trains')
         os.kill(found['pid'], signal.SIGKILL)
+        run.wait_for(lambda: alive(tmp_path, 'learner').get(1, found)['pid'] != found['pid'], 'another rank 1')
+        (tmp_path / 'done').touch()
         assert run.wait() == 0, run.text
+    rows = table(run.text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
     assert re.search(r'started again as learner rank 1 .*it begins with the newest parameters', run.text), run.text
     assert 'all learners stop' not in run.text
 

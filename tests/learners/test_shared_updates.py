@@ -52,7 +52,7 @@ def test_copied_optimizer_steps_as_the_original_does():
 
 
 def share(rank, session, policies, sync, errors, work):
-    shared = SharedUpdates(session, sync, rank, len(policies), 'group')
+    shared = SharedUpdates(session, sync, rank, len(policies))
     try:
         assert shared.begin({'x': 1} if rank == 0 else None) == {'x': 1}
         assert shared.share([policies[rank]])
@@ -138,4 +138,4 @@ def test_setting_of_another_mode_is_refused():
         sessions(1, period=4) as (session,),
         pytest.raises(ConfigError, match=r"period \(4\) does not count with .*'async'"),
     ):
-        SharedUpdates(session, 'async', 0, 1, 'group')
+        SharedUpdates(session, 'async', 0, 1)
