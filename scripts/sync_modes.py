@@ -2,7 +2,7 @@
 """
 Does asynchronous training lose to synchronous? CartPole with A2C's workers, each mode, 1, 2 and 4 workers, five seeds.
 
-    python scripts/sync_modes.py                                        # all runs, about an hour on two cores
+    python scripts/sync_modes.py                                        # all 90 runs: hours on two cores
     python scripts/sync_modes.py --modes gradients async --workers 2 --seeds 0 1
     python scripts/sync_modes.py --plot                                 # only print the tables and draw the plot
 
@@ -41,7 +41,7 @@ MODES: Dict[str, Dict[str, Any]] = {
 BASE = 'gradients'
 WORKERS = (1, 2, 4)
 NUM_SEEDS = 5
-ENV_STEPS, NUM_EVALUATIONS = 40_000, 20
+ENV_STEPS, NUM_EVALUATIONS = 60_000, 20
 #: Env steps of a worker per training iteration: the config's n_sample.
 STEPS_PER_ITERATION = 80
 MEASURES = {'steps': 'return, mean over env steps', 'time': 'return, mean over the first {time_s:.0f} s'}
