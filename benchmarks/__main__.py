@@ -139,6 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parameters.add_argument('--rounds', type=int, default=15, help='rounds to measure (default: %(default)s)')
     parameters.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    parameters.add_argument(
+        '--wire', action='store_true', help='send all bytes through the Redis server, compared with redis-py'
+    )
     parameters.set_defaults(bench=_bench_parameters)
     return parser
 
@@ -190,7 +193,7 @@ def _bench_weights(options: argparse.Namespace) -> int:
 def _bench_parameters(options: argparse.Namespace) -> int:
     from benchmarks.parameters import main as bench
 
-    return bench(options.sizes, options.workers, options.rounds, options.json)
+    return bench(options.sizes, options.workers, options.rounds, options.json, options.wire)
 
 
 def _bench_learners(options: argparse.Namespace) -> int:

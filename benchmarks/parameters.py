@@ -24,6 +24,7 @@ from ding_store.errors import ConfigError, StoreError
 from ding_store.launch.termination import interrupts_later
 from ding_store.learners import ParameterServer, StoreOptimizer
 from ding_store.storage import open_store
+from ding_store.storage.embedded.private_server import ensure_server
 
 NUM_TENSORS = 50
 RATE = 0.5
@@ -37,9 +38,10 @@ FORK = multiprocessing.get_context('fork')
 class Case:
     """The things that the processes of one measurement share: sizes, barriers, times, memory for the bare ways."""
 
-    def __init__(self, num_bytes: int, num_workers: int, directory: str) -> None:
+    def __init__(self, num_bytes: int, num_workers: int, directory: str, wire: bool = False) -> None:
         self.num_workers = num_workers
         self.directory = directory
+        self.wire = wire
         self.shape = (max(1, num_bytes // NUM_TENSORS // 4 // 256), 256)
         self.num_elements = NUM_TENSORS * self.shape[0] * self.shape[1]
         self.begin, self.end = FORK.Barrier(num_workers + 1), FORK.Barrier(num_workers + 1)
@@ -64,7 +66,9 @@ class Case:
         return torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(self.shape)) for _ in range(NUM_TENSORS)])
 
     def options(self) -> Dict[str, Any]:
-        return {'max_pending_bytes': self.max_pending_bytes}
+        """Return the options of a store. Over the wire, all bytes pass the Redis server, as between two hosts."""
+        plane = {'host_plane': 'off', 'compression': None} if self.wire else {}
+        return {'max_pending_bytes': self.max_pending_bytes, **plane}
 
 
 class Way:
@@ -156,6 +160,40 @@ class Ours(Way):
         self.store.close()
 
 
+class SetGet(Bare):
+    """
+    The same bytes through redis-py and the same server: each worker SETs its gradients. The first one GETs all, sums,
+    steps, and SETs the parameters. All GET them. Barriers replace waits for messages.
+    """
+
+    title = 'redis-py SET and GET'
+
+    def __init__(self, case: Case, rank: int) -> None:
+        super().__init__(case, rank)
+        import redis
+
+        self.client = redis.Redis(unix_socket_path=ensure_server(f'{case.directory}/parameters', grace_s=30.0))
+
+    def step(self) -> None:
+        for target, source in zip(self.own, self.sources):
+            np.copyto(target, source)
+        self.client.set(f'bench/{self.rank}', memoryview(self.case.gradients[self.rank]).cast('B'))
+        self.case.inner.wait(LIMIT_S)
+        if self.rank == 0:
+            for rank, gradients in enumerate(self.case.gradients):
+                np.copyto(gradients, np.frombuffer(self.client.get(f'bench/{rank}'), np.float32))  # type: ignore[arg-type]
+            self.reduce()
+            self.client.set('bench/parameters', memoryview(self.case.parameters).cast('B'))
+        self.case.inner.wait(LIMIT_S)
+        found = np.frombuffer(self.client.get('bench/parameters'), np.float32)  # type: ignore[arg-type]
+        for target, source in zip(self.targets, np.split(found, NUM_TENSORS)):
+            np.copyto(target, source)
+
+    def close(self) -> None:
+        self.client.delete(f'bench/{self.rank}', 'bench/parameters')
+        self.client.close()
+
+
 class Gloo(Way):
     """One all-reduce of all gradients, which lie in one buffer, and a step in each process."""
 
@@ -185,10 +223,12 @@ class Gloo(Way):
         self.distributed.destroy_process_group()
 
 
-WAYS: Dict[str, Type[Way]] = {'bare': Bare, 'shares': BareShares, 'ding_store': Ours, 'gloo': Gloo}
+WAYS: Dict[str, Type[Way]] = {'bare': Bare, 'shares': BareShares, 'ding_store': Ours, 'gloo': Gloo, 'redis': SetGet}
+#: Names of the ways that are measured on one host, and over the wire.
+LOCAL, WIRE = ('bare', 'shares', 'ding_store', 'gloo'), ('ding_store', 'redis')
 
 
-def main(sizes: str, workers: str, rounds: int, json_file: Optional[str]) -> int:
+def main(sizes: str, workers: str, rounds: int, json_file: Optional[str], wire: bool = False) -> int:
     """Measure, and print a table per size and number of workers. Write all to ``json_file``, if given."""
     if rounds < 1:
         raise ConfigError(f'--rounds ({rounds}) must be at least 1')
@@ -196,7 +236,7 @@ def main(sizes: str, workers: str, rounds: int, json_file: Optional[str]) -> int
     show(f'{os.cpu_count()} cores; each worker and the parameter server are processes of their own, one thread each')
     for megabytes in _numbers('--sizes', sizes, 0.001):
         for num_workers in _numbers('--workers', workers, 2):
-            results.append(measure(int(megabytes * 1e6), int(num_workers), rounds))
+            results.append(measure(int(megabytes * 1e6), int(num_workers), rounds, wire))
             show(render(results[-1]))
     if json_file:
         with open(json_file, 'w') as out:
@@ -215,13 +255,13 @@ def _numbers(option: str, text: str, least: float) -> List[float]:
     return numbers
 
 
-def measure(num_bytes: int, num_workers: int, rounds: int, names: Sequence[str] = tuple(WAYS)) -> Dict[str, Any]:
+def measure(num_bytes: int, num_workers: int, rounds: int, wire: bool = False) -> Dict[str, Any]:
     """Return the seconds of each round of each way. The ways take turns, so a busy moment hits all of them."""
-    busy = busy_cores()
+    busy, names = busy_cores(), WIRE if wire else LOCAL
     seconds: Dict[str, List[float]] = {name: [] for name in names}
     with scratch(memory_directory()) as directory, ExitStack() as stack:
         load_for(1 << 30)  # before the fork, so that no round waits for the compiler
-        case = Case(num_bytes, num_workers, directory)
+        case = Case(num_bytes, num_workers, directory, wire)
         for target, arguments in [
             (_serve, (case,)),
             *((_work, (case, names, rank, rounds)) for rank in range(num_workers)),
@@ -309,9 +349,9 @@ def ratios_of(result: Dict[str, Any], name: str, to: str) -> np.ndarray:
 
 
 def render(result: Dict[str, Any]) -> str:
-    """Return a table: median seconds, and ratios to the bare ways and to gloo, with quartiles over the rounds."""
+    """Return a table: median seconds, and ratios to other ways, with quartiles over the rounds."""
     seconds = result['seconds']
-    against = [name for name in ('bare', 'shares', 'gloo') if name in seconds]
+    against = [name for name in ('bare', 'shares', 'gloo', 'redis') if name in seconds]
     title = f'{result["bytes"] / 1e6:g} MB, {result["workers"]} workers, {len(next(iter(seconds.values())))} rounds'
     lines = ['', title, f'  {"way":<26} {"ms":>8}' + ''.join(f'{"/ " + name:>22}' for name in against)]
     for name, durations in seconds.items():

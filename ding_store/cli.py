@@ -270,7 +270,8 @@ def _add_run(commands: argparse._SubParsersAction, environment: Environment) -> 
         '--roles',
         metavar='ROLE=N,...',
         help='start N processes per role, e.g. learner=1,collector=2. Several learners train one policy together. '
-        'collector=2..16: as many as the learner needs, between 2 and 16',
+        'collector=2..16: as many as the learner needs, between 2 and 16. With worker=N alone, each process collects '
+        'and trains, and they share their updates (A2C, A3C, GORILA)',
     )
     _add_restarts(parser)
     parser.add_argument(
@@ -905,6 +906,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, check_debug, parse_bounds, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.log_lines import line
     from ding_store.launch.user_script import UserScript
+    from ding_store.run.node_addresses import WORKER
 
     begin = time.monotonic()
     script, roles = UserScript.parse(command), parse_roles(options.roles, options.learners)
@@ -930,7 +932,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, **sizes)
         result = job.run(sys.stderr)
         has_begun = result.code == 0 or result.figures.env_step  # else it failed before its first step
-        if has_begun:
+        if has_begun and WORKER not in roles:  # workers send no experience and no weights
             print_to(sys.stderr, used.summary())
     _wait_for_configs()
     if options.json:

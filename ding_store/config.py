@@ -143,19 +143,66 @@ class CheckpointConfig:
             raise ConfigError(f'store.checkpoint.path ({self.path!r}) is that of CkptSaver. Name another one.')
 
 
+#: Modes of ``store.learners.sync`` in which learners and workers exchange updates through the store, each at its own
+#: pace. The last two need no parameter server.
+OWN_PACE = ('gradients', 'async', 'average', 'elastic', 'gossip', 'hogwild')
+#: Settings of ``store.learners`` that count in some modes only.
+_COUNT_IN: Dict[str, Tuple[str, ...]] = {
+    'check_every': ('ddp',),
+    'period': ('average', 'elastic', 'gossip'),
+    'rho': ('elastic',),
+    'max_staleness': ('async', 'average', 'elastic', 'gossip'),
+    'max_ahead': ('async',),
+    'scale_by': ('async',),
+    'straggler_timeout_s': ('gradients', 'average'),
+    'dtype': ('gradients', 'async', 'average', 'elastic', 'gossip'),
+}
+
+
 @dataclass(frozen=True)
 class LearnersConfig:
     """
     Overview:
-        The key ``learners`` of the settings, for runs with several learners (``--roles learner=N``).
+        The key ``learners`` of the settings, for runs with several learners (``--roles learner=N``) or with workers
+        (``--roles worker=N``).
     Arguments:
-        - check_every (:obj:`int`): Number of updates after which the learners compare a digest of their parameters.
+        - sync (:obj:`str`): How they train one policy. 'ddp': learners average gradients in step, without the store.
+            The others are the modes of ``StoreOptimizer``. None: 'ddp' for learners, 'gradients' for workers.
+        - check_every (:obj:`int`): With 'ddp': number of updates after which the learners compare a digest of their
+            parameters.
+        - period (:obj:`int`), rho (:obj:`float`), max_staleness (:obj:`int`), max_ahead (:obj:`int`), dtype: See
+            ``StoreOptimizer``.
+        - straggler_timeout_s (:obj:`float`), scale_by: See ``ParameterServer``.
+    Raises:
+        - ConfigError: A setting does not count in this mode.
     """
 
+    sync: Optional[str] = _setting(None, choices=(None, 'ddp', *OWN_PACE))
     check_every: int = _setting(100, least=1)
+    period: int = _setting(1, least=1)
+    rho: float = _setting(0.5, least=0)
+    max_staleness: int = _setting(8, least=0)
+    max_ahead: int = _setting(0, least=0)
+    scale_by: Optional[str] = _setting(None, choices=(None, 'staleness'))
+    straggler_timeout_s: float = _setting(10.0, least=0)
+    dtype: Optional[str] = _setting(None, choices=(None, 'float16', 'bfloat16'))
 
     def __post_init__(self) -> None:
         _check_settings(self, 'store.learners')
+        if self.rho > 1:
+            raise ConfigError(f'store.learners.rho ({self.rho!r}) must be <= 1')
+        if self.sync is not None:
+            self.check_for(self.sync)
+
+    def check_for(self, sync: str) -> None:
+        """Raise ConfigError if a setting does not count in this mode."""
+        for each in fields(self):
+            modes = _COUNT_IN.get(each.name, ())
+            if modes and sync not in modes and getattr(self, each.name) != each.default:
+                raise ConfigError(
+                    f'store.learners.{each.name} ({getattr(self, each.name)!r}) does not count with '
+                    f'store.learners.sync ({sync!r}). Remove it, or set sync to {" or ".join(map(repr, modes))}.'
+                )
 
     @classmethod
     def from_block(cls, block: Optional[Mapping[str, Any]]) -> Optional[LearnersConfig]:
@@ -163,7 +210,7 @@ class LearnersConfig:
         if block is None:
             return None
         if not isinstance(block, Mapping):
-            raise ConfigError(f'store.learners ({block!r}) must be a dict such as dict(check_every=100)')
+            raise ConfigError(f"store.learners ({block!r}) must be a dict such as dict(sync='async')")
         known = [f.name for f in fields(cls)]
         for key in block:
             if key not in known:

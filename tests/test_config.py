@@ -177,3 +177,26 @@ def test_record_of_the_command_line_leaves_an_imported_config_alone(monkeypatch)
     assert enable(easydict.EasyDict(store=dict(enable=True)), easydict.EasyDict(replay_buffer={}))
     with pytest.raises(ConfigError, match='for task pipelines with roles'):
         enable(easydict.EasyDict(store=dict(enable=True, record='set')), easydict.EasyDict(replay_buffer={}))
+
+
+@pytest.mark.parametrize(
+    ('settings', 'message'),
+    [
+        (dict(sync='asynchronous'), r"store.learners.sync \('asynchronous'\) must be one of None, 'ddp', 'gradients'"),
+        (
+            dict(sync='ddp', period=4),
+            r"period \(4\) does not count .* Remove it, or set sync to 'average' or 'elastic'",
+        ),
+        (dict(sync='async', check_every=5), r"check_every \(5\) does not count with store.learners.sync \('async'\)"),
+        (dict(sync='elastic', rho=1.5), r'store.learners.rho \(1.5\) must be <= 1'),
+        (dict(stale=3), "store.learners: unknown key 'stale'; did you mean 'scale_by'"),
+    ],
+)
+def test_settings_of_learners_that_are_wrong_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        StoreConfig.from_block(dict(learners=settings))
+
+
+def test_settings_of_learners_are_read():
+    found = StoreConfig.from_block(dict(learners=dict(sync='async', max_staleness=2, scale_by='staleness'))).learners
+    assert (found.sync, found.max_staleness, found.scale_by) == ('async', 2, 'staleness')

@@ -40,9 +40,9 @@ from ding_store.run.history import history_of
 from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
 from ding_store.run.lease import SINGLE_ROLES, Lease
 from ding_store.run.members import Members, launch
-from ding_store.run.node_addresses import FIRST_IDS, ROLES, new_addresses, remove_address
+from ding_store.run.node_addresses import FIRST_IDS, ROLES, WORKER, new_addresses, remove_address
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners
+from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners, goes_at_own_pace
 from ding_store.run.waiting import STARTING, best_effort
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
@@ -50,8 +50,12 @@ from ding_store.storage.urls import address_of, root_of
 #: Seconds that processes may take to leave after the run's end, until SIGTERM, and from there until SIGKILL. The
 #: second is long enough for a learner to begin its last checkpoint.
 LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
-#: Largest number of learners of a run.
+#: Largest number of learners or workers of a run.
 MAX_LEARNERS = 64
+#: Roles that a job may have.
+JOB_ROLES = (*ROLES, WORKER)
+#: How often workers are started again in a run without checkpoints.
+WORKER_RESTARTS = 5
 #: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
 
@@ -65,19 +69,26 @@ def parse_roles(text: str, num_learners: Optional[int] = None) -> Dict[str, int]
             None: those in ``text`` are all.
     Raises:
         - ConfigError: A role is unknown, a number is bad, or there is no learner or no collector. ``collector=0`` is
-            for runs whose collectors join.
+            for runs whose collectors join. A job of workers has no other role.
     """
     roles: Dict[str, int] = {}
     for item in text.split(','):
         role, _, number = item.strip().partition('=')
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--roles', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--roles', role, list(JOB_ROLES)))
         least, dots, most = number.partition('..')
         if not _is_number(least) or (dots and not _is_number(most)):
             raise ConfigError(f'--roles: {item.strip()!r} should read like collector=2, or collector=2..16')
         if dots and role != 'collector':
             raise ConfigError(f'--roles: {item.strip()!r} has bounds, which only collector may have')
         roles[role] = int(least)
+    if WORKER in roles:
+        if len(roles) > 1 or not 1 <= roles[WORKER] <= MAX_LEARNERS:
+            raise ConfigError(
+                f'--roles {text!r}: use worker=N alone, with N between 1 and {MAX_LEARNERS}. Each worker collects and '
+                'trains, and worker 0 evaluates.'
+            )
+        return roles
     if num_learners is not None and not 1 <= num_learners <= MAX_LEARNERS:
         raise ConfigError(f'--learners must be between 1 and {MAX_LEARNERS}, got {num_learners}')
     least_learners, most_learners = (1, MAX_LEARNERS) if num_learners is None else (0, num_learners)
@@ -119,8 +130,8 @@ def parse_delays(text: str) -> Dict[str, float]:
     delays: Dict[str, float] = {}
     for item in filter(None, text.split(',')):
         role, _, seconds = item.strip().partition('=')
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--delay', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--delay', role, list(JOB_ROLES)))
         try:
             delays[role] = float(seconds)
         except ValueError as error:
@@ -132,8 +143,8 @@ def parse_delays(text: str) -> Dict[str, float]:
 
 def check_debug(role: str, roles: Dict[str, int]) -> None:
     """Raise ConfigError if there is no process that ``--debug`` can name."""
-    if role and role not in ROLES:
-        raise ConfigError(unknown_key('--debug', role, list(ROLES)))
+    if role and role not in JOB_ROLES:
+        raise ConfigError(unknown_key('--debug', role, list(JOB_ROLES)))
     if role and not roles.get(role):
         raise ConfigError(f'--debug {role}: --roles starts no {role}. Add {role}=1 to it')
 
@@ -142,8 +153,8 @@ def parse_cpu_roles(text: str) -> Tuple[str, ...]:
     """Parse 'collector,evaluator' into a tuple. The empty string gives an empty tuple."""
     roles = tuple(item.strip() for item in text.split(',')) if text else ()
     for role in roles:
-        if role not in ROLES:
-            raise ConfigError(unknown_key('--cpu-roles', role, list(ROLES)))
+        if role not in JOB_ROLES:
+            raise ConfigError(unknown_key('--cpu-roles', role, list(JOB_ROLES)))
     return roles
 
 
@@ -250,7 +261,12 @@ class Job:
 
     @property
     def num_learners(self) -> int:
-        return self.total_learners or self.roles['learner']
+        return self.total_learners or self.roles.get('learner', 1)
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of learners, or of workers."""
+        return self.roles.get(WORKER, self.num_learners)
 
     def _claim_run(self, store: Store) -> Lease:
         silent_s, script = silence_s(self.config.heartbeat_s), self.script.identity
@@ -265,7 +281,8 @@ class Job:
             session.hold(lease, f'the job of {lease.owner.place}')
             decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
             session.upheld.append(LEARNERS)
-            self.staff.begin(session.store, self.roles.get('collector', 0), self.bounds, self.capacity)
+            if 'collector' in self.roles:
+                self.staff.begin(session.store, self.roles['collector'], self.bounds, self.capacity)
             return self._watched(session, out)
         finally:
             session.close()
@@ -344,14 +361,16 @@ class Job:
         numbers = dict(self.roles)
         if self.capacity is not None and 'collector' in numbers:
             numbers['collector'] = min(numbers['collector'], self.capacity)
-        nodes = [self._node(role, i) for role in ROLES for i in range(numbers.get(role, 0))]
+        nodes = [self._node(role, i) for role in JOB_ROLES for i in range(numbers.get(role, 0))]
         self.addresses = new_addresses(len(nodes))
         for i, (role, node_id, rank) in enumerate(nodes):
             self.processes.append(self._fork(role, node_id, rank, self.addresses[i], self.addresses[:i], len(nodes)))
         self.nursery = Nursery()  # last: roles do not inherit its socket
 
     def _node(self, role: str, number: int) -> Tuple[str, int, Optional[int]]:
-        """Return role, node id and rank of a process. All learners have DI-engine's node id of the learner."""
+        """Return role, node id and rank of a process. All learners have DI-engine's id of the learner."""
+        if role == WORKER:
+            return role, number, number
         if role == 'learner' and self.num_learners > 1:
             return role, FIRST_IDS[role], number
         return role, FIRST_IDS[role] + number, None
@@ -370,7 +389,7 @@ class Job:
 
     def _prepare_environment(self) -> None:
         url, run, launched = self.config.url, self.config.run or 'default', launch(self.config.launched)
-        learners = str(self.num_learners) if self.num_learners > 1 else None
+        learners = str(self.num_ranks) if self.num_ranks > 1 else None
         settings = dict(url=url, run=run, launched=launched, joined=self.joined, learners=learners, rank=None)
         write_environment(replace(self.environment, **settings))
         # Each role computes in one thread unless the environment sets another number. Several processes with a thread
@@ -383,7 +402,7 @@ class Job:
         started = self._role_of(role, node_id, rank, address, peers, num_workers)
         log = self.log_dir / f'{started.title}.log'
         started.delay_s = self.delays_s.get(role, 0.0)
-        started.is_debugged = role == self.debug and node_id == FIRST_IDS[role] and not rank
+        started.is_debugged = role == self.debug and node_id == FIRST_IDS.get(role, 0) and not rank
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -420,7 +439,8 @@ class Job:
             title=title,
             warnings=warned,
             rank=rank,
-            num_learners=self.num_learners,
+            num_learners=self.num_ranks,
+            is_worker=role == WORKER,
         )
 
     # Watching
@@ -516,6 +536,8 @@ class Job:
             how = (
                 'ended before the run did (check that its script uses both exchangers, and separates its roles, '
                 'e.g. with `task.add_role`)'
+                if process.role != WORKER
+                else "ended before the run did (check that its script trains a subclass of DI-engine's Policy)"
             )
         if code == LEFT and process.role != 'learner':
             how = 'has left at a SIGTERM'
@@ -528,14 +550,15 @@ class Job:
         end = end_of(session.store)
         if process.role == 'collector' and end is not None and not end.failed:
             return []  # the run finished in order; the others took long to leave before this exit was seen
-        if process.role != 'learner' and end is None:
+        if process.role in ('collector', 'evaluator') and end is None:
             if self.staff.goes_on_after(process, code, how, session.store):
                 return []
         elif process.role == 'collector' and any(p.role == 'collector' and p.code is None for p in self.processes):
             return []
-        elif process.role == 'learner' and code != 0 and self._may_restart(process, session):
+        elif process.role in ('learner', WORKER) and code != 0 and self._may_restart(process, session):
             self._bury(process, session.store, how)
-            if process.rank is not None:
+            is_in_step = process.role == 'learner' and process.rank is not None
+            if is_in_step and not goes_at_own_pace(session.store):
                 self.say('all learners stop, and are started again together')
                 self.regroup_by_s = time.monotonic() + LEAVE_S
                 return self._regroup(session)
@@ -589,6 +612,8 @@ class Job:
         the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state.
         """
         limit, end = self._max_restarts(session.store), end_of(session.store)
+        if limit is None and process.role == WORKER and process.rank:
+            limit = WORKER_RESTARTS  # It begins with the newest parameters, which worker 0 has.
         if limit is None:
             return False
         if end is not None and (
@@ -623,7 +648,9 @@ class Job:
         self._report_starting(session.store)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
-        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; it goes on from its checkpoint')
+        is_late = process.rank and goes_at_own_pace(session.store)
+        start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
+        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; {start}')
         return successor
 
     def start_process(self, role: str, node_id: int, rank: Optional[int] = None) -> Process:

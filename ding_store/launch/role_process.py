@@ -39,8 +39,9 @@ class Role:
         - has_gpu (:obj:`bool`): True if the process may use the machine's GPUs.
         - title (:obj:`str`): Name of the process in logs, such as ``collector-2``.
         - warnings (:obj:`str`): File of the warnings that the processes of the run have printed.
-        - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner from 0 on, and of all of them.
-            None: there is one learner, or the process is none.
+        - rank (:obj:`Optional[int]`), num_learners (:obj:`int`): Number of this learner or worker from 0 on, and of all
+            of them. None: there is one learner, or the process is none.
+        - is_worker (:obj:`bool`): True: the script runs its whole pipeline here, as in one process.
         - is_debugged (:obj:`bool`): True if the process uses the launcher's terminal. An error opens pdb there.
     """
 
@@ -57,6 +58,7 @@ class Role:
     is_debugged: bool = False
     rank: Optional[int] = None
     num_learners: int = 1
+    is_worker: bool = False
 
     def enter(self) -> None:
         """Make this process end with its launcher, even if the launcher is killed."""
@@ -88,11 +90,15 @@ class Role:
             install()
             defer_dynamo()
             if self.rank is not None:
-                from ding_store.middleware import learner_ranks
+                from ding_store.middleware import learner_ranks, worker_rank
 
                 set_rank(self.rank)
-                learner_ranks.start(self.rank, self.num_learners)
-        activate(self.node_id, self.address, self.peers, self.num_workers)
+                if self.is_worker:
+                    worker_rank.start(self.rank, self.num_learners)
+                else:
+                    learner_ranks.start(self.rank, self.num_learners)
+        if not self.is_worker:
+            activate(self.node_id, self.address, self.peers, self.num_workers)
         code = self.script.run(self.is_debugged)
         deactivate()
         from ding_store.middleware.leave_on_signal import exit_code

@@ -204,7 +204,7 @@ class Look:
     def _as_seen(self, member: Member, state: str, is_starting: bool) -> Dict[str, Any]:
         figures, before = member.figures, self._seen.get(member.id, {})
         seconds = figures.get('up_s', 0.0) - before.get('up_s', 0.0)
-        count = 'env_step' if member.role == 'collector' else 'train_iter'
+        count = 'env_step' if member.role in ('collector', 'worker') else 'train_iter'
         waited = sum(figures.get(f'{part}_s', 0.0) - before.get(f'{part}_s', 0.0) for part in WAITS)
         is_known = bool(before) and seconds > 0
         at_s = figures.get('at_s')

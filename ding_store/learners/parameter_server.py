@@ -13,6 +13,7 @@ import torch
 
 from ding_store.checkpoint.directory import CheckpointDir
 from ding_store.errors import ConfigError, SchemaMismatch, StoreClosed, StoreError, StoreUnavailable, VersionConflict
+from ding_store.learners.optimizer_copy import state_of
 from ding_store.learners.tensors import Tensors, check_dtype, copy_into, to_arrays, to_tensors
 from ding_store.learners.wire import (
     JOIN,
@@ -123,6 +124,7 @@ class ParameterServer:
         self._must_publish = True
         self._unsaved_bytes, self._saved_at = 0, time.monotonic()
         self._unsaved_id: Optional[EntryId] = None
+        self._changing = threading.Lock()  # held while entries change parameters, the optimizer's state and counts
         self._stopping = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._error: Optional[BaseException] = None
@@ -155,10 +157,12 @@ class ParameterServer:
         before = self.version
         entries = self._reader.read(timeout_s=min(timeout_s, self._s_to_deadline()))
         for entry in entries:
-            self._handle(entry)
+            with self._changing:
+                self._handle(entry)
             self._unsaved_id = entry.id
         if self._came and self._has_begun and self._s_to_deadline() <= 0:
-            self._go_on()
+            with self._changing:
+                self._go_on()
         if self._must_publish:
             self._publish()
         self._finish()
@@ -226,10 +230,20 @@ class ParameterServer:
             - staleness (:obj:`dict`): staleness -> number of used gradients, for 'async'.
         """
         names = ('used', 'dropped_stale', 'dropped_late', 'dropped_foreign', 'stragglers')
-        counts = {name: self._counts[name] for name in names}
         reads = {'lost': self._reader.num_lost, 'duplicates': self._reader.num_duplicates}
-        staleness = dict(sorted(self._staleness.items()))
-        return {'version': self.version, 'workers': len(self._members), **counts, **reads, 'staleness': staleness}
+        with self._changing:
+            counts = {name: self._counts[name] for name in names}
+            staleness = dict(sorted(self._staleness.items()))
+            return {'version': self.version, 'workers': len(self._members), **counts, **reads, 'staleness': staleness}
+
+    def optimizer_state(self) -> List[Dict[str, Any]]:
+        """
+        Overview:
+            Return a copy of the optimizer's state between two updates, one dict per parameter. Any thread may call
+            this. Without an optimizer, the dicts are empty.
+        """
+        with self._changing:
+            return [{} for _ in self._parameters] if self.optimizer is None else state_of(self.optimizer)
 
     def _run_thread(self) -> None:
         try:

@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from ding_store.errors import StoreError
-from ding_store.metrics.figures import APPEND_BUCKETS_S, COLLECTOR_PARTS, LEARNER_PARTS
+from ding_store.metrics.figures import APPEND_BUCKETS_S, COLLECTOR_PARTS, LEARNER_PARTS, STALENESS_BUCKETS
 from ding_store.metrics.screen import is_experience
 from ding_store.metrics.sizing import collectors_needed
 
@@ -71,6 +71,25 @@ class RunCollector(Collector):
         lags = {(name,): lag for name, lag in figures['policy_lags'].items()}
         yield self._gauge('policy_lag', 'Versions by which the oldest policy of a collector is behind.', lags, 'policy')
         yield from self._of_time(figures['learner_s'], figures['collector_s'])
+        if figures['updates']:
+            yield from self._of_updates(figures['updates'], figures['staleness'])
+
+    def _of_updates(self, updates: Mapping[str, int], staleness: Mapping[str, int]) -> Iterator[Metric]:
+        for name, figure, text in UPDATE_COUNTERS:
+            if figure in updates:
+                yield self._counter(name, text, {(): updates[figure]})
+        text = 'Updates that the parameter server has dropped.'
+        prefix = 'updates_dropped_'
+        dropped = {(name[len(prefix) :],): count for name, count in updates.items() if name.startswith(prefix)}
+        yield self._counter('updates_dropped', text, dropped, 'why')
+        if staleness:
+            text = 'Staleness of the gradients that were used, in versions of the parameters.'
+            family = HistogramMetricFamily('ding_store_update_staleness', text, labels=['run'])
+            counts = [staleness.get(str(i), 0) for i in range(len(STALENESS_BUCKETS) + 1)]
+            bounds = [*map(str, map(float, STALENESS_BUCKETS)), '+Inf']
+            buckets = list(zip(bounds, itertools.accumulate(counts)))
+            family.add_metric([self._run], buckets=buckets, sum_value=staleness.get('sum', 0))
+            yield family
 
     def _of_time(self, learner: Mapping[str, float], collectors: Mapping[str, float]) -> Iterator[Metric]:
         waits = {(part[5:],): learner[part] for part in LEARNER_PARTS if part in learner and part.startswith('wait_')}
@@ -98,11 +117,12 @@ class RunCollector(Collector):
             states[member['role'], member['state']] = states.get((member['role'], member['state']), 0.0) + 1.0
             if member['state'] == 'alive' and 'at_s' in figures:
                 reports[key + rank] = max(figures['at_s'], reports.get(key + rank, 0.0))
-            if member['role'] == 'collector':
+            if member['role'] in ('collector', 'worker'):
                 steps[key] = steps.get(key, 0.0) + figures.get('env_step', 0)
+            if member['role'] == 'collector':
                 appends = [count + figures.get(f'append_bucket_{i}', 0) for i, count in enumerate(appends)]
                 seconds += figures.get('append_s', 0.0)
-        yield self._counter('env_steps', 'Environment steps of each collector.', steps, 'role', 'node')
+        yield self._counter('env_steps', 'Environment steps of each collector or worker.', steps, 'role', 'node')
         yield self._gauge('members', 'Processes by role and state.', states, 'role', 'state')
         text = 'Seconds since 1970 at the last report of a process that runs, by its own clock.'
         yield self._gauge('last_report_timestamp_seconds', text, reports, 'role', 'node', 'rank')
@@ -163,6 +183,12 @@ COUNTERS = (
     ('rows_ingested', 'rows_ingested', 'Rows that the learner has read.'),
     ('entries_lost', 'chunks_lost', 'Entries of experience that were lost.'),
     ('entries_corrupt', 'entries_corrupt', 'Damaged entries of experience that were skipped.'),
+)
+UPDATE_COUNTERS = (
+    ('updates_sent', 'updates_sent', 'Updates that workers or learners have sent to the server.'),
+    ('updates_used', 'updates_used', 'Updates that the parameter server has used.'),
+    ('updates_averaged', 'updates_averaged', 'Averages with a random peer (gossip).'),
+    ('stragglers', 'stragglers', 'Times that an update went on without a worker.'),
 )
 GAUGES = (
     ('replay_rows', 'replay_rows', 'Rows in the replay.'),

@@ -12,6 +12,21 @@ COLLECTOR_PARTS = ('wait_learner', 'wait_weights', 'append', 'environment')
 #: Bounds in seconds of the buckets in which collectors count how long they took to append a chunk. Longer ones are
 #: counted in one more bucket. Bucket i is reported as ``append_bucket_<i>``.
 APPEND_BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+#: Bounds of the buckets in which a parameter server counts the staleness of gradients that it used, in versions. Larger
+#: ones are counted in one more bucket. Bucket i is reported as ``staleness_bucket_<i>``.
+STALENESS_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64)
+#: Counts of the processes that share their updates: what a parameter server used, and dropped because it was older than
+#: ``max_staleness``, came after its update had gone on, or was of another server. Times that an update went on without
+#: a worker. What workers sent, and their averages with a peer.
+UPDATES = (
+    'updates_used',
+    'updates_dropped_stale',
+    'updates_dropped_late',
+    'updates_dropped_foreign',
+    'stragglers',
+    'updates_sent',
+    'updates_averaged',
+)
 
 #: Settings that the learner reports, because its figures are compared with them.
 SETTINGS = ('max_pending_bytes', 'max_lead', 'prefetch', 'samples_per_insert', 'min_size_to_sample')
@@ -88,11 +103,14 @@ class Figures:
     learner_s: Dict[str, float] = field(default_factory=dict)  # part of its work -> seconds; 'up': all seconds
     num_collectors: int = 0  # that run
     num_died: int = 0  # processes of any role that failed or were killed
+    num_workers: int = 0  # of ``--roles worker=N`` that run
+    updates: Dict[str, int] = field(default_factory=dict)  # counts of the parameter server, and of gossip: ``UPDATES``
+    staleness: Dict[str, int] = field(default_factory=dict)  # 'sum', 'max', and counts by bucket: '0', '1', ...
     collector_s: Dict[str, float] = field(default_factory=dict)  # the same, summed over all collectors
 
     @classmethod
     def of(cls, members: Reports) -> Figures:
-        learners = _by_rank(members.of('learner'))
+        learners = _by_rank(members.of('learner') or members.of('worker'))
         learner = _newest(learners.get(0, ()))
         if learner is not None and 'rows' in learner.figures:
             # Ranks from before the run was distributed anew, over fewer learners, count no rows of their own.
@@ -101,7 +119,7 @@ class Figures:
         evaluator = _newest(members.of('evaluator'))
         figures = cls(
             rows_appended=int(members.total('collector', 'rows')),
-            env_step=int(members.total('collector', 'env_step')),
+            env_step=int(members.total('collector', 'env_step') + members.total('worker', 'env_step')),
         )
         figures.rows_ingested = sum(map(_rows_of, learners.values()))
         figures.chunks_lost = int(members.total('learner', 'lost'))
@@ -124,7 +142,14 @@ class Figures:
             figures._add_own(learner)
             for rank in learners.keys() - {0}:
                 figures._add_rank(learners[rank][-1].figures)
+            figures._add_updates([each[-1].figures for each in learners.values()])
         figures.num_collectors, figures.num_died = members.num_running('collector'), members.num_died()
+        figures.num_workers = members.num_running('worker')
+        if members.of('worker') and learner is not None:
+            # A worker that resumed reports its own steps, and those of the whole run.
+            figures.env_step = max(figures.env_step, learner.figures.get('run_env_step', 0))
+            figures.learner_step, figures.began_step = figures.env_step, 0
+            evaluator = learner
         seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
         figures.collector_s = {part: value for part, value in seconds.items() if value}
         if evaluator is not None:
@@ -166,6 +191,17 @@ class Figures:
             known, more = getattr(self, name), own.get(figure)
             if more is not None:
                 setattr(self, name, (known or 0) + more)
+
+    def _add_updates(self, ranks: Sequence[dict]) -> None:
+        """Add what the processes report that share their updates. Rank 0 has the parameter server."""
+        self.updates = {
+            name: sum(own.get(name, 0) for own in ranks) for name in UPDATES if any(name in own for own in ranks)
+        }
+        for own in ranks:
+            for name, count in own.items():
+                if name.startswith('staleness_'):
+                    key = name[len('staleness_') :].replace('bucket_', '')
+                    self.staleness[key] = self.staleness.get(key, 0) + count
 
     def _measure_loop_of(self, learner: dict) -> None:
         """Set times and rates to those of a restarted learner's own loop. Totals include the processes before it."""

@@ -38,6 +38,12 @@ COLUMNS: Dict[str, Column] = {
     'stream_full': Column('share', 'share of its limit that the experience stream, or its fullest partition, holds'),
     'collectors': Column('processes', 'collectors that run'),
     'died': Column('processes', 'processes that have failed or were killed so far'),
+    'workers': Column('processes', 'workers (--roles worker=N) that run'),
+    'updates_used': Column('updates', 'gradients or parameters that the parameter server has used'),
+    'updates_dropped': Column('updates', 'those that it has dropped: too stale, late, or of another server'),
+    'stragglers': Column('', 'times that an update went on without a worker'),
+    'staleness': Column('versions', 'mean staleness of the gradients that were used since the record before'),
+    'staleness_max': Column('versions', "the largest since the server's start"),
     'checkpoint_overhead': Column('share', 'share of the time that checkpoints have cost so far'),
     'learner_wait_experience': Column('share', 'share of its time that the learner waits for experience'),
     'learner_wait_ranks': Column('share', 'share that it waits for the other learners, if there are several'),
@@ -78,12 +84,27 @@ def record_of(before: Figures, after: Figures, pending_bytes: Sequence[int] = ()
         'collectors': after.num_collectors,
         'died': after.num_died,
         'checkpoint_overhead': after.checkpoint_overhead,
+        **_updates(before, after),
         **_evaluation(before, after),
         'samples_per_insert': samples_per_insert(after),
         **rates(before, after),
         **shares(before, after),
     }
     return {name: known[name] for name in COLUMNS if known.get(name) is not None}
+
+
+def _updates(before: Figures, after: Figures) -> Dict[str, Any]:
+    """Return the counts of processes that share their updates. A restarted server begins its counts anew."""
+    found: Dict[str, Any] = {'workers': after.num_workers or None}
+    if 'updates_used' in after.updates:
+        found.update({name: after.updates[name] for name in ('updates_used', 'stragglers')})
+        found['updates_dropped'] = sum(n for name, n in after.updates.items() if name.startswith('updates_dropped_'))
+    if after.staleness:
+        own = before.staleness if before.learner == after.learner else {}
+        counts = {name: count - own.get(name, 0) for name, count in after.staleness.items()}
+        found['staleness'] = _ratio(counts.get('sum', 0), sum(n for name, n in counts.items() if name.isdecimal()))
+        found['staleness_max'] = after.staleness.get('max')
+    return found
 
 
 def _evaluation(before: Figures, after: Figures) -> Dict[str, Any]:

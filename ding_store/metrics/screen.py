@@ -15,7 +15,7 @@ MAX_MEMBERS = 20
 #: A share of a limit that is near it, and how much longer than twice the shortest a wait for other learners is long.
 NEAR, UNEVEN = 0.8, 0.1
 STYLES = {'ok': 'green', 'left': 'dim', 'failed': 'bold red', 'killed': 'bold red', 'silent': 'bold yellow'}
-ORDER = ('learner', 'evaluator', 'collector')
+ORDER = ('learner', 'worker', 'evaluator', 'collector')
 PARTS = {
     'learner_wait_experience': 'waits for experience',
     'learner_wait_ranks': 'waits for other learners',
@@ -54,16 +54,20 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'run', _joined([plain(status['run']), _state(status, up_s), f'{plain(status["store"])}']))
     trains = [f'{number(figures["train_iter"])} iterations', per_s(rates['train_iter'])]
     _row(grid, 'train', _joined([*trains, *_spent('learner', shares, figures['checkpoint_overhead'])]))
-    count = figures['num_collectors']
+    who = 'worker' if figures['num_workers'] else 'collector'
+    count = figures[f'num_{who}s']
     steps = [f'{number(figures["env_step"])} env steps', per_s(rates['env_step'])]
-    wanted = status['scale']['number'] if status['scale'] else count
-    running = f'{number(count)} collector{"" if count == 1 else "s"}'
+    wanted = status['scale']['number'] if status['scale'] and who == 'collector' else count
+    running = f'{number(count)} {who}{"" if count == 1 else "s"}'
     if wanted != count:
         running = f'{number(count)} of {number(wanted)} collectors'
     _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
-    _row(grid, 'policy', _policies(figures, rates.get('policy_version')))
+    if figures['updates']:
+        _row(grid, 'updates', _updates(figures))
+    if figures['policy_versions'] or not figures['num_workers']:
+        _row(grid, 'policy', _policies(figures, rates.get('policy_version')))
     if any(map(is_experience, status['streams'])):
         _row(grid, 'stream', _stream(status['streams'], figures['max_pending_bytes']))
     if figures['chunks_lost'] or figures['entries_corrupt']:
@@ -131,6 +135,26 @@ def _policies(figures: Mapping[str, Any], versions_per_s: Optional[float]) -> st
 def policy_age_s(figures: Mapping[str, Any], versions_per_s: Optional[float]) -> Optional[float]:
     """Return the seconds by which the oldest policy of a collector is behind, or None if no rate is known."""
     return figures['policy_lag'] / versions_per_s if versions_per_s else None
+
+
+def _updates(figures: Mapping[str, Any]) -> Text:
+    """Return what processes that share their updates have sent, used and dropped, and how stale it was."""
+    counts, staleness = figures['updates'], figures['staleness']
+    used = counts.get('updates_used')
+    parts = [f'{number(counts.get("updates_sent", 0))} sent' if used is None else f'{number(used)} used']
+    if counts.get('updates_averaged'):
+        parts.append(f'{number(counts["updates_averaged"])} averages with a peer')
+    num = sum(count for name, count in staleness.items() if name.isdecimal())
+    if num:
+        parts.append(f'staleness {staleness.get("sum", 0) / num:.2g} on average, {staleness.get("max", 0)} at most')
+    text = Text(_joined(parts))
+    why = {'stale': 'too stale', 'late': 'late', 'foreign': 'of another server'}
+    for name, reason in why.items():
+        if counts.get(f'updates_dropped_{name}'):
+            text.append(f' · {number(counts[f"updates_dropped_{name}"])} dropped, {reason}', style='bold yellow')
+    if counts.get('stragglers'):
+        text.append(f' · {number(counts["stragglers"])} times without a straggler', style='bold yellow')
+    return text
 
 
 def is_experience(stream: str) -> bool:

@@ -14,7 +14,7 @@ from ding_store.checkpoint import EXTRA, CheckpointDir, Interval, Saver, read_st
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of
 from ding_store.config import CheckpointConfig
 from ding_store.errors import ConfigError, CorruptPayload
-from ding_store.middleware.own_rank import own_rank
+from ding_store.middleware.own_rank import is_first, own_rank
 from ding_store.middleware.plain_saver import stock_saver
 from ding_store.middleware.policies import Policies
 from ding_store.middleware.random_states import random_states, set_random_states
@@ -48,10 +48,10 @@ def checkpointer(session: RunSession, policy: Any) -> Any:
         - ConfigError: The checkpoint cannot be read or has other policies, or another process saves there.
     """
     config, rank = session.config.checkpoint, own_rank()
-    if config is None:
+    # Rank 0 of several learners or workers saves for all, and gives them its state when they start.
+    if config is None or (rank is None and not is_first()):
         return task.void()
     if rank is not None and rank.rank:
-        # Rank 0 of several learners saves for all, and gives them its state when they start.
         if rank.states is not None:
             return task.void()
         rank.states = RankStates(session, f'rank-{rank.rank}-of-{rank.num}')

@@ -1,4 +1,4 @@
-"""Several learners in step: DI-engine's policies in one rank, their common updates and their common end."""
+"""Several learners: DI-engine's policies in one rank, their common updates and their common end."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import copy
 import functools
 import json
 import math
-import os
 import random
 import sys
-import tempfile
 import types
 import zlib
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Mapping, Optional
@@ -20,17 +18,17 @@ from ding.framework import task
 from ding.policy.base_policy import Policy
 from ditk import logging
 
-from ding_store.checkpoint import read_state
-from ding_store.checkpoint.archive import write_state
-from ding_store.checkpoint.snapshot import Snapshot, optimizers_of, schedules_of
+from ding_store.checkpoint.snapshot import optimizers_of
 from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.learners.data_parallel import LearnerGroup
 from ding_store.learners.data_parallel_gradients import GradientAverage, average_before_clipping
 from ding_store.middleware.own_rank import set_own_rank
-from ding_store.middleware.policy_state import left_out, set_left_out
+from ding_store.middleware.policy_bytes import policy_from_bytes, policy_to_bytes
 from ding_store.middleware.rank_states import RankStates
+from ding_store.middleware.shared_updates import SharedUpdates
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import OWN_PACE
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -64,7 +62,7 @@ def start(rank: int, num: int) -> LearnerRank:
 
     Policy.__init__ = __init__
     if rank:
-        _write_no_files(rank)
+        write_no_files(rank)
     return made
 
 
@@ -128,6 +126,7 @@ class LearnerRank:
         self._session: Optional[RunSession] = None
         self._weights: List[torch.Tensor] = []  # importance weights of the batch that is trained on next
         self._smallest_share = self._beta = 0.0
+        self._shared: Optional[SharedUpdates] = None  # None: gradients are averaged in step (sync 'ddp')
 
     @property
     def rank(self) -> int:
@@ -200,12 +199,22 @@ class LearnerRank:
             - note (:obj:`dict`): What rank 0 gave. Empty if the run has ended.
         """
         self.belong_to(session)
-        if not self.group.connect(session):
+        sync = (session.config.learners or LearnersConfig()).sync or 'ddp'
+        counters = {name: int(getattr(ctx, name)) for name in COUNTERS if getattr(ctx, name, None) is not None}
+        mine = {**(note or {}), 'counters': counters}
+        if sync != 'ddp':
+            self.group.is_alone = True
+            self._shared = SharedUpdates(session, sync, self.rank, self.num)
+            given = self._shared.begin(mine)
+        elif self.group.connect(session):
+            if self.rank == 0:
+                session.store.delete(OWN_PACE)  # An earlier start of the run may have had another mode.
+            given = json.loads(self.group.send_from_first(json.dumps(mine).encode() if self.rank == 0 else None))
+        else:
+            given = None
+        if given is None:
             self.is_over = True
             return {}
-        counters = {name: int(getattr(ctx, name)) for name in COUNTERS if getattr(ctx, name, None) is not None}
-        mine = json.dumps({**(note or {}), 'counters': counters}).encode() if self.rank == 0 else None
-        given: Dict[str, Any] = json.loads(self.group.send_from_first(mine))
         for name, value in given['counters'].items():
             setattr(ctx, name, value)
         if self.rank:
@@ -246,6 +255,8 @@ class LearnerRank:
             self._has_begun = True
             self._start_equal()
         assert self._session is not None
+        if self._shared is not None:
+            return self._go_on_alone(can_train, num_rows)
         self._num_rounds += 1
         is_ending = bool(task.finish or self._session.finished)
         counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1]
@@ -264,6 +275,18 @@ class LearnerRank:
             return 0
         self._is_agreed = bool(can.all())
         return int(rows.min()) if self._is_agreed else 0
+
+    def _go_on_alone(self, can_train: bool, num_rows: int) -> int:
+        """Return the rows to train on now, without the other ranks. 0: none, or the run ends."""
+        assert self._session is not None
+        assert self._shared is not None
+        self._weights, self._smallest_share = [], 0.0
+        if task.finish or self._session.finished or self.is_over:
+            self._end()
+            return 0
+        self._shared.report()
+        self._is_agreed = can_train
+        return (num_rows or 1) if can_train else 0
 
     def weigh(self, weights: List[torch.Tensor], smallest_share: float, beta: float) -> None:
         """
@@ -289,7 +312,10 @@ class LearnerRank:
 
     def end(self, ctx: OnlineRLContext) -> None:
         """Tell all ranks that this one has made its last update. All end at the same iteration."""
-        if not self.is_over and self.group.is_connected:
+        if self._shared is not None:
+            self._shared.leave()
+            self._end()
+        elif not self.is_over and self.group.is_connected:
             task.finish = True
             self.agree(ctx, can_train=False)
 
@@ -339,36 +365,15 @@ class LearnerRank:
 
     def _start_equal(self) -> None:
         """Give every rank the whole state of rank 0's policies: parameters, optimizers, statistics and counters."""
+        if self._shared is not None:
+            self.is_over = not self._shared.share(self._policies)
+            return
         for policy in self._policies:
             for optimizer in optimizers_of(policy):
                 self._gradients.watch(optimizer)
-            state = self.group.send_from_first(_state_of(policy) if self.rank == 0 else None)
+            state = self.group.send_from_first(policy_to_bytes(policy) if self.rank == 0 else None)
             if self.rank:
-                _set_state(policy, state)
-
-
-def _state_of(policy: Any) -> bytes:
-    state = policy.learn_mode.state_dict()
-    schedules = {name: schedule.state_dict() for name, schedule in schedules_of(policy).items()}
-    copied = Snapshot()
-    copied.begin(dict(state=state, policy=left_out(policy, state), schedules=schedules), at_once=True)
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, 'state')
-        write_state(path, copied.state)
-        with open(path, 'rb') as file:
-            return file.read()
-
-
-def _set_state(policy: Any, data: bytes) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = os.path.join(directory, 'state')
-        with open(path, 'wb') as file:
-            file.write(data)
-        state = read_state(path)
-    policy.learn_mode.load_state_dict(state['state'])
-    set_left_out(policy, state['policy'])
-    for name, schedule in schedules_of(policy).items():
-        schedule.load_state_dict(state['schedules'][name])
+                policy_from_bytes(policy, state)
 
 
 def _num_rows(data: Any) -> int:
@@ -434,7 +439,7 @@ def normalized(values: torch.Tensor, group: LearnerGroup) -> torch.Tensor:
     return centred / (math.sqrt(float(squares) / (count - 1)) + 1e-8)
 
 
-def _write_no_files(rank: int) -> None:
+def write_no_files(rank: int) -> None:
     """Let rank 0 alone write the script's files: its config and its curves."""
     import ding.config.config
     from ding.utils import DistributedWriter

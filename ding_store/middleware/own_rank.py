@@ -1,4 +1,4 @@
-"""This process's part among several learners. Modules that run without the store import this one, which is light."""
+"""This process's part among several learners or workers. This module is light: it imports no part of the store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any, List
 
 #: At most one ``LearnerRank``: ``learner_ranks.start`` sets it.
 _own: List[Any] = []
+#: At most one ``WorkerRank``: ``worker_rank.start`` sets it.
+_worker: List[Any] = []
 
 
 def own_rank() -> Any:
@@ -15,3 +17,17 @@ def own_rank() -> Any:
 
 def set_own_rank(rank: Any) -> None:
     _own[:] = [rank]
+
+
+def own_worker() -> Any:
+    """Return this process's ``WorkerRank``. None: it is no worker."""
+    return _worker[-1] if _worker else None
+
+
+def set_own_worker(worker: Any) -> None:
+    _worker[:] = [worker]
+
+
+def is_first() -> bool:
+    """Return True if this process saves for all: it is rank 0, or no learner or worker of several."""
+    return not any(each is not None and each.rank for each in (own_rank(), own_worker()))

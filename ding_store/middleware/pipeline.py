@@ -7,6 +7,7 @@ import os
 from typing import Any, Callable, Mapping, Optional
 
 from ding_store.config import StoreConfig
+from ding_store.middleware.own_rank import own_worker
 from ding_store.middleware.replay_settings import ReplaySettings
 from ding_store.middleware.torchrun_rank import as_torchrun_rank
 
@@ -85,12 +86,14 @@ class Pipeline:
         from ding_store.middleware.weights import model_exchanger, periodical_model_exchanger
         from ding_store.run.session import RunSession
 
-        config = self.config
+        config, worker = self.config, own_worker()
         self.session = RunSession(
             config,
             finished=lambda: task.finish,
             num_workers=lambda: getattr(task.router, 'n_parallel_workers', 1) if task.router.is_active else 1,
         )
+        if worker is not None:
+            worker.use(self.session)
         self.DequeBuffer = functools.partial(replay_buffer, self.session)
         self.replay = lambda cfg: ReplaySettings.of(cfg).store(self.DequeBuffer)
         self.Checkpointer = functools.partial(checkpointer, self.session)

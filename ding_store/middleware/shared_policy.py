@@ -87,7 +87,7 @@ def share_policy(policy: Any, store: Store, name: str, sync: str = 'gradients', 
     check_mode(sync)
     made: Dict[str, StoreOptimizer] = {}
     try:
-        for attribute, each in _optimizers(policy).items():
+        for attribute, each in optimizers_by_attribute(policy).items():
             made[attribute] = StoreOptimizer(each, store, f'{name}/{attribute}', sync=sync, **options)
     except BaseException:
         for each in made.values():
@@ -115,7 +115,7 @@ def serve_policy(
         - ConfigError: See ``ParameterServer``.
     """
     servers: Dict[str, ParameterServer] = {}
-    for attribute, optimizer in _optimizers(policy).items():
+    for attribute, optimizer in optimizers_by_attribute(policy).items():
         own = None if path is None else f'{path}/{attribute}'
         stepped = optimizer if sync not in ('average', 'elastic') else None
         parameters: List[torch.Tensor] = [each for group in optimizer.param_groups for each in group['params']]
@@ -125,7 +125,7 @@ def serve_policy(
     return ServedPolicy(servers)
 
 
-def _optimizers(policy: Any) -> Dict[str, torch.optim.Optimizer]:
+def optimizers_by_attribute(policy: Any) -> Dict[str, torch.optim.Optimizer]:
     """Return a policy's optimizers by attribute."""
     found = {name: each for name, each in vars(policy).items() if isinstance(each, torch.optim.Optimizer)}
     several = {id(each) for each in optimizers_of(policy)}

@@ -10,6 +10,8 @@ from ding_store.storage.store import Store
 
 #: The value that says how many learners a run has. A run with one learner has none.
 LEARNERS = 'learners'
+#: The value that says that learners or workers go on without one that died.
+OWN_PACE = 'own-pace'
 
 
 def replay_of(path: str, rank: int, num: int) -> str:
@@ -75,3 +77,13 @@ def decide_num_learners(store: Store, num: int, started: Optional[int] = None) -
         store.decide(LEARNERS, {'num': num, 'started': started or 0}, version)
     except VersionConflict:
         check_num_learners(store, num)
+
+
+def note_own_pace(store: Store) -> None:
+    """Note that the learners or workers share updates at their own pace."""
+    store.put(OWN_PACE, {}, {})
+
+
+def goes_at_own_pace(store: Store) -> bool:
+    """Return True if learners or workers go on without one that died, so that it is started again alone."""
+    return store.get(OWN_PACE) is not None

@@ -13,6 +13,10 @@ transitions. The learner trains as fast as it can. Set `policy.other.apex.num_co
 
 > ding-store run --roles learner=1,evaluator=1,collector=8 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_apex
 
+In the style of GORILA (Nair et al. 2015), each worker collects, has its own replay and computes gradients:
+
+> ding-store run --roles worker=4 -- python3 -u dizoo_configs/atari/atari_dqn_main.py --config pong_gorila
+
 DI-engine's config pipeline, in one process:
 
 > ding -m serial -c dizoo_configs/atari/pong_dqn_config.py -s 0
@@ -29,7 +33,7 @@ from dizoo_configs.command import DEFAULTS, Options, options, run
 
 CONFIGS = [
     f'dizoo_configs.atari.{name}_config'
-    for name in ('pong_dqn', 'qbert_dqn', 'pong_dqn_per', 'qbert_dqn_per', 'pong_apex')
+    for name in ('pong_dqn', 'qbert_dqn', 'pong_dqn_per', 'qbert_dqn_per', 'pong_apex', 'pong_gorila')
 ]
 
 

@@ -7,6 +7,10 @@ One process:
 
 `--help` lists the options, and the commands for several processes and machines. `--config cartpole_dqn_per` samples by
 priority.
+
+In the style of GORILA (Nair et al. 2015), each worker collects, has its own replay and computes gradients:
+
+> ding-store run --roles worker=2 -- python3 -u dizoo_configs/cartpole/cartpole_dqn_main.py --config cartpole_gorila
 """
 
 import gym
@@ -20,7 +24,7 @@ from ding_store.middleware.trajectories import nstep_returns
 from dizoo_configs.builder import start
 from dizoo_configs.command import DEFAULTS, Options, options, run
 
-CONFIGS = ['dizoo_configs.cartpole.cartpole_dqn_config', 'dizoo_configs.cartpole.cartpole_dqn_per_config']
+CONFIGS = [f'dizoo_configs.cartpole.{name}_config' for name in ('cartpole_dqn', 'cartpole_dqn_per', 'cartpole_gorila')]
 
 
 def make_env() -> DingEnvWrapper:

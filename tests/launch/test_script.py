@@ -132,6 +132,7 @@ def test_runs_as_main_and_gives_its_exit_code(tmp_path, body, code):
 
 def test_roles_are_parsed():
     assert parse_roles('learner=1, collector=2,evaluator=1') == {'learner': 1, 'collector': 2, 'evaluator': 1}
+    assert parse_roles('worker=3') == {'worker': 3}
 
 
 @pytest.mark.parametrize(
@@ -141,6 +142,8 @@ def test_roles_are_parsed():
         ('learner=1', 'collector must be between'),
         ('learner=0,collector=1', 'learner must be between'),
         ('learner=one,collector=1', 'should read like'),
+        ('worker=2,evaluator=1', 'use worker=N alone'),
+        ('worker=0', 'with N between 1 and 64'),
     ],
 )
 def test_roles_that_are_invalid_are_refused(text, message):

@@ -55,7 +55,9 @@ class Run:
         replay = dict(replay_rows=8 * n, replay_size=10_000, replay_bytes=800 * n, max_pending_bytes=1 << 20)
         seconds = {f'{part}_s': 1.0 * n for part in parts}
         overhead = dict(checkpoint_overhead=0.02, policy_versions={'main': n})
-        self.report('learner', 0, rank=0, **learner, **replay, **seconds, **overhead)
+        updates = dict(updates_used=n, updates_dropped_stale=n, updates_sent=n, updates_averaged=n, stragglers=n)
+        updates.update(staleness_sum=3 * n, staleness_max=3, staleness_bucket_3=n)
+        self.report('learner', 0, rank=0, **updates, **learner, **replay, **seconds, **overhead)
         own = {'at_s': time.time(), 'rank': 1, 'up_s': 6.0 * n, **seconds}
         Member('learner-0-1', 'learner', 0, figures=own).report(self.store)
         waits = dict(up_s=4.0 * n, wait_learner_s=1.0 * n, wait_weights_s=0.5 * n, append_s=0.1 * n, append_bucket_4=n)

@@ -13,8 +13,10 @@ from rich.console import Console
 
 from ding_store.config import StoreConfig
 from ding_store.launch.status import Look, read_status, to_json
+from ding_store.metrics.figures import Figures
+from ding_store.metrics.record import record_of
 from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
-from ding_store.run.members import STREAM_OPTIONS, Member
+from ding_store.run.members import STREAM_OPTIONS, Member, Members
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 
@@ -257,3 +259,18 @@ def test_status_of_an_empty_run_is_shown(store):
 )
 def test_figures_are_shown_with_units(call, value, text):
     assert call(value) == text
+
+
+def test_status_and_record_show_updates_and_staleness(store):
+    counts = dict(updates_used=40, updates_dropped_stale=2, updates_sent=20, stragglers=0)
+    staleness = dict(staleness_sum=12, staleness_max=4, staleness_bucket_0=34, staleness_bucket_3=6)
+    report(store, 'worker', 0, rank=0, env_step=80, train_iter=10, up_s=2.0, **counts, **staleness)
+    report(store, 'worker', 1, rank=1, env_step=70, train_iter=11, updates_sent=22)
+    text = ' '.join(shown(read_status(store, 0.0)).split())
+    assert '150 env steps' in text
+    assert '2 workers' in text
+    assert 'updates 40 used · staleness 0.3 on average, 4 at most · 2 dropped, too stale' in text
+    assert 'worker 1' in text
+    record = record_of(Figures(), Figures.of(Members(store).refresh()))
+    assert (record['updates_used'], record['updates_dropped'], record['workers']) == (40, 2, 2)
+    assert (record['staleness'], record['staleness_max']) == (0.3, 4)

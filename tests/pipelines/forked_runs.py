@@ -44,6 +44,7 @@ def watched_main(name: str, given: Options) -> None:
 
     def watch(ctx) -> None:
         outputs = ctx.train_output or []
+        outputs = [outputs] if isinstance(outputs, dict) else outputs  # of DI-engine's trainer for one update
         record['losses'] += [float(output['total_loss']) for output in outputs if 'total_loss' in output]
         record.update(env_step=int(ctx.env_step), train_iter=int(ctx.train_iter))
         record['evaluation'] = float(ctx.last_eval_value)

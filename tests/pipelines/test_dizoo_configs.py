@@ -24,9 +24,31 @@ from tiny import PIPELINES, SERIAL, arguments  # noqa: E402
 pytestmark = pytest.mark.timeout(960)  # of all pipelines together, on a machine that is busy with others
 
 #: With the flag off their mains are trained with another config.
-STORE_ALONE = ('qbert_dqn', 'pong_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
+STORE_ALONE = (
+    'cartpole_a3c',
+    'cartpole_gorila',
+    'pong_a3c',
+    'pong_gorila',
+    'qbert_dqn',
+    'pong_dqn_per',
+    'qbert_r2d2',
+    'qbert_impala',
+    'pong_ppo',
+)
 #: Configs of a main that another config trains as well, by the same middleware.
-REPEATED = ('cartpole_dqn_per', 'pong_dqn', 'qbert_dqn', 'qbert_dqn_per', 'qbert_r2d2', 'qbert_impala', 'pong_ppo')
+REPEATED = (
+    'cartpole_a3c',
+    'cartpole_gorila',
+    'pong_a3c',
+    'pong_gorila',
+    'cartpole_dqn_per',
+    'pong_dqn',
+    'qbert_dqn',
+    'qbert_dqn_per',
+    'qbert_r2d2',
+    'qbert_impala',
+    'pong_ppo',
+)
 #: With the flag off.
 SHORT_STOCK = ('cartpole_dqn',)
 RUNS = [f'{name}:store' for name in PIPELINES]
@@ -217,7 +239,7 @@ def test_config_pipeline_accepts_every_config(name):
     main_config, create_config = read_config(str(ROOT / f'{name.replace(".", "/")}.py'))
     assert main_config.store.enable
     assert main_config.exp_name.endswith('seed0')
-    if 'ppo' in name and 'cartpole' in name:
+    if any(kind in name for kind in ('cartpole_ppo', 'a2c', 'a3c')):
         return  # on-policy: there is no buffer
     assert create_config.replay_buffer.type == 'store'
     from ding_store.replay_config import WrapperSettings

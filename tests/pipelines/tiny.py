@@ -22,6 +22,7 @@ R2D2 = {
 }
 IMPALA = {'policy.unroll_len': 8, 'policy.learn.batch_size': 2, 'policy.collect.n_sample': 4}
 PPO = {'policy.collect.n_sample': 32, 'policy.learn.batch_size': 8, 'policy.learn.update_per_collect': 4}
+A2C = {'policy.collect.n_sample': 16, 'policy.learn.batch_size': 8}
 SAC = {
     'policy.random_collect_size': 32,
     'policy.learn.batch_size': 16,
@@ -41,6 +42,12 @@ PIPELINES = {
     'cartpole_dqn': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
     'cartpole_dqn_per': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH, 'policy.nstep': 3}, '', ''),
     'cartpole_ppo': ('cartpole.cartpole_ppo_main', {**ENVS, 'policy.collect.n_sample': 6}, '', ''),
+    'cartpole_a2c': ('cartpole.cartpole_a2c_main', {**ENVS, **A2C}, '', ''),
+    'cartpole_a3c': ('cartpole.cartpole_a2c_main', {**ENVS, **A2C}, '', ''),
+    'cartpole_gorila': ('cartpole.cartpole_dqn_main', {**ENVS, **BATCH}, '', ''),
+    'pong_a2c': ('atari.atari_a2c_main', {**ATARI, **HEADS, **A2C}, 'atari', 'ale_py'),
+    'pong_a3c': ('atari.atari_a2c_main', {**ATARI, **HEADS, **A2C}, 'atari', 'ale_py'),
+    'pong_gorila': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
     'pong_dqn': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
     'pong_dqn_per': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),
     'qbert_dqn': ('atari.atari_dqn_main', ATARI_DQN, 'atari', 'ale_py'),

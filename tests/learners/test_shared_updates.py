@@ -1,0 +1,141 @@
+"""Learners or workers that share updates at their own pace: equal starts, sums, checkpoints, counts and ends."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from small_models import largest_difference, wait_until
+
+pytest.importorskip('ding')
+
+from ding.torch_utils import Adam  # noqa: E402
+from test_shared_policy import ROWS, dqn, parameters, rows  # noqa: E402
+
+from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.learners.optimizer_copy import copy_optimizer, state_of  # noqa: E402
+from ding_store.middleware.shared_updates import SharedUpdates, staleness_figures  # noqa: E402
+from ding_store.run.session import RunSession  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.testing import WAIT_S  # noqa: E402
+
+
+@contextlib.contextmanager
+def sessions(number, **learners):
+    """Sessions of one run in the memory of this process, each with a store of its own."""
+    config = StoreConfig.from_block({'url': 'memory://', 'learners': learners, 'peer_timeout_s': WAIT_S})
+    with open_store('memory://', run='own-pace') as store, contextlib.ExitStack() as stack:
+        yield [RunSession(config, store=stack.enter_context(store.another())) for _ in range(number)]
+
+
+def step(optimizer, own, seed):
+    bits = torch.Generator().manual_seed(seed)
+    for each in own:
+        each.grad = torch.randn(each.shape, generator=bits)
+    optimizer.step()
+
+
+def test_copied_optimizer_steps_as_the_original_does():
+    own = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
+    original = Adam(own, lr=0.1, grad_clip_type='clip_norm', clip_value=0.5)
+    calls = []
+    original.register_step_pre_hook(lambda *_: calls.append(1))
+    step(original, own, 0)
+    copies, copied = copy_optimizer(original)
+    step(copied, copies, 1)
+    assert len(calls) == 1
+    assert largest_difference(own, copies) > 0
+    step(original, own, 1)
+    assert largest_difference(own, copies) == 0
+    assert [set(each) for each in state_of(original)] == [set(each) for each in state_of(copied)]
+
+
+def share(rank, session, policies, sync, errors, work):
+    shared = SharedUpdates(session, sync, rank, len(policies))
+    try:
+        assert shared.begin({'x': 1} if rank == 0 else None) == {'x': 1}
+        assert shared.share([policies[rank]])
+        work(shared, policies[rank])
+    except BaseException as error:  # noqa: BLE001 - raised below
+        errors.append(error)
+    shared.leave()
+    return shared
+
+
+def in_threads(policies, sync, opened, work):
+    errors, made = [], [None] * len(policies)
+
+    def run(rank):
+        made[rank] = share(rank, opened[rank], policies, sync, errors, work)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(policies))]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(WAIT_S)
+    assert errors == []
+    return made
+
+
+def test_two_processes_with_gradients_train_as_one_does():
+    alone = dqn()
+    for number in range(10):
+        alone._forward_learn(rows(number, 0, 2 * ROWS))
+    policies = [dqn(), dqn(seed=7)]  # Rank 1 begins with the state of rank 0.
+
+    def work(shared, policy):
+        for number in range(10):
+            policy._forward_learn(rows(number, ROWS * shared.rank, ROWS * (shared.rank + 1)))
+
+    with sessions(2) as opened:
+        first, _ = in_threads(policies, 'gradients', opened, work)
+        assert first.figures()['updates_used'] == 20
+        # A checkpoint of rank 0 has the state of the server's optimizer.
+        saved = policies[0].learn_mode.state_dict()['optimizer']['state']
+        known = alone.learn_mode.state_dict()['optimizer']['state']
+        assert saved.keys() == known.keys()
+        assert all(torch.allclose(saved[i]['exp_avg'], known[i]['exp_avg'], atol=1e-6) for i in known)
+        for call in opened[0].before_leaving:
+            call(False)
+    for policy in policies:
+        assert largest_difference(parameters(policy), parameters(alone)) < 1e-5
+        assert largest_difference(policy._target_model.parameters(), alone._target_model.parameters()) < 1e-5
+
+
+def test_stale_gradients_are_bounded_counted_and_reported():
+    policies = [dqn(), dqn()]
+
+    def work(shared, policy):
+        for number in range(12):
+            policy._forward_learn(rows(number, 0, ROWS))
+
+    with sessions(2, sync='async', max_staleness=0, max_ahead=1) as opened:
+        first, _ = in_threads(policies, 'async', opened, work)
+        wait_until(lambda: first.figures()['updates_used'] + first.figures()['updates_dropped_stale'] == 24)
+        found = first.figures()
+        for call in opened[0].before_leaving:
+            call(False)
+    assert found['staleness_max'] == 0
+    assert found['staleness_bucket_0'] == found['updates_used']
+    assert found['updates_sent'] == 12
+
+
+def test_histograms_of_staleness_become_figures():
+    found = staleness_figures([{0: 5, 3: 2}, {3: 1, 1000: 1}])
+    assert found == {
+        'staleness_sum': 3 * 3 + 1000,
+        'staleness_max': 1000,
+        'staleness_bucket_0': 5,
+        'staleness_bucket_3': 3,
+        'staleness_bucket_8': 1,
+    }
+    assert staleness_figures([{}]) == {}
+
+
+def test_setting_of_another_mode_is_refused():
+    with (
+        sessions(1, period=4) as (session,),
+        pytest.raises(ConfigError, match=r"period \(4\) does not count with .*'async'"),
+    ):
+        SharedUpdates(session, 'async', 0, 1)
