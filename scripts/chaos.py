@@ -52,6 +52,7 @@ from ding_store.storage.shared_memory.cache_root import root_in
 NEAR, FAR = 'near', 'far'  # directories of host caches
 PATIENCE_S = 15.0  # wait for a payload that only a killed writer had (the default outlasts most runs)
 HANG_S = 150.0  # no wait of any process may be longer
+PAUSE_S = 20.0  # no new fault if nothing was read for this time
 
 
 def main() -> int:
@@ -280,7 +281,8 @@ class Chaos:
         self.problems: List[str] = []
         # forgotten_at: the server lost entries. changed_at: it did, or a reader came or went.
         self.forgotten_at = self.changed_at = 0.0
-        self.begun_at = self.said_at = time.monotonic()
+        self.begun_at = self.said_at = self.read_at = self.counted_at = time.monotonic()
+        self.last_num_read, self.num_pauses, self.is_paused = 0, 0, False
 
     def run(self) -> None:
         try:
@@ -295,6 +297,8 @@ class Chaos:
                 self.step()
                 with suppress(NotNow):
                     self.copy_server()
+                if self.pauses():
+                    continue
                 if time.monotonic() >= due and self.happens(self.chance.choice(self.options.faults)):
                     due = time.monotonic() + self.chance.uniform(0.3, 1.7)
             self.wait('all go on', lambda: not self.later)
@@ -308,6 +312,17 @@ class Chaos:
             self.wait('readers have all', lambda: not any(one.is_alive for one in self.readers))
         except TimeoutError as e:
             self.problems.append(str(e))
+
+    def pauses(self) -> bool:
+        """Return whether faults pause, since nothing was read for ``PAUSE_S``."""
+        now = time.monotonic()
+        if now >= self.counted_at + 1.0:
+            self.counted_at, num_read = now, sum(self.num_read().values())
+            if num_read != self.last_num_read:
+                self.last_num_read, self.read_at = num_read, now
+            was_paused, self.is_paused = self.is_paused, now - self.read_at >= PAUSE_S
+            self.num_pauses += self.is_paused and not was_paused
+        return self.is_paused
 
     def flush_before_close(self) -> None:
         """Flush the server while the readers are stopped, so that writers close with entries that no reader has."""
@@ -550,7 +565,8 @@ class Chaos:
             problems += [f'{reader.name}: {one}' for one in found if not self.problems]
         counts = {kind: sum(len(one.books[kind]) for one in self.writers) for kind in ('confirmed', 'raised')}
         counts['killed writers'] = sum(one.was_killed for one in self.writers)
-        return {'faults': self.performed, 'appends': counts, 'readers': rows, 'problems': problems}
+        found = {'faults': self.performed, 'pauses': self.num_pauses, 'appends': counts}
+        return {**found, 'readers': rows, 'problems': problems}
 
     def balance(self, reader: Child) -> Tuple[Dict[str, int], List[str]]:
         lines, registered_at = reader.books['read'], (reader.books['registered'] or [[np.inf]])[0][0]
@@ -605,6 +621,7 @@ def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
         Path(options.json).write_text(json.dumps({'seed': options.seed, **result}))
     for name, times in result['faults'].items():
         print(f'{name:16} {times:10}')
+    print(f'pauses           {result["pauses"]:10}')
     print('appends: ' + ', '.join(f'{name} {number}' for name, number in result['appends'].items()))
     for name, row in result['readers'].items():
         print(f'{name:10}' + ', '.join(f'{what} {number:6}' for what, number in row.items()))

@@ -81,6 +81,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'urls', 'exactly_once'},
         {'client'},
         {'shared_memory'},
+        {'objects'},
         {'store'},
         {'shards'},
         {'memory', 'redis', 'embedded'},
