@@ -178,7 +178,7 @@ class HostObjects:
         """Make the file of an object, which the block fills. It gets its name after the block."""
         path, footprint = self._memory.path(ref), _footprint(num_bytes)
         temporary = f'{path}.{footprint:x}{NEW}'
-        new = self._reserved(temporary, footprint)
+        new = self._reserved(self._memory, temporary, footprint)
         try:
             yield new.descriptor
             stamp = self._memory.order.first_stamp(was_evicted=is_copy and self.why_gone(ref) == EVICTED)
@@ -188,10 +188,7 @@ class HostObjects:
                     raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
                 os.rename(temporary, path)
         except BaseException as e:
-            with self.state.locked():
-                with suppress(FileNotFoundError):
-                    os.unlink(temporary)
-                self.state.add(MEMORY, -footprint)
+            self._discard(self._memory, temporary, footprint)
             if isinstance(e, OSError) and e.errno in _FULL:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
@@ -202,8 +199,8 @@ class HostObjects:
         finally:
             new.close()
 
-    def _reserved(self, path: str, footprint: int) -> OwnerLock:
-        tier = self._memory
+    def _reserved(self, tier: _Tier, path: str, footprint: int) -> OwnerLock:
+        """Create a new file, locked, if the directory has room for it. The caller made room for an object to spill."""
         if footprint > tier.max_bytes:
             raise NotEnoughSpace(
                 errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
@@ -211,14 +208,10 @@ class HostObjects:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             with self.state.locked():
-                if self.state[tier.word] + footprint <= tier.max_bytes:
+                if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
+                    new = OwnerLock(private_files.create(path))
+                    fcntl.flock(new.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
                     self.state.add(tier.word, footprint)
-                    try:
-                        new = OwnerLock(private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
-                        fcntl.flock(new.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: nobody has it.
-                    except BaseException:
-                        self.state.add(tier.word, -footprint)
-                        raise
                     return new
             if time.monotonic() > deadline:
                 raise NotEnoughSpace(
@@ -227,6 +220,13 @@ class HostObjects:
                     'Raise max_bytes.',
                 )
             self._make_room(footprint)
+
+    def _discard(self, tier: _Tier, temporary: str, footprint: int) -> None:
+        """Remove a file that did not become an object."""
+        with self.state.locked():
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            self.state.add(tier.word, -footprint)
 
     # Reading
 
@@ -410,25 +410,19 @@ class HostObjects:
         if found.num_bytes > spill.max_bytes or not self._is_admitted(found.num_bytes):
             return False
         self._free(spill, found.num_bytes, moved)
-        new = f'{path}.{found.num_bytes:x}{NEW}'
+        temporary = f'{path}.{found.num_bytes:x}{NEW}'
+        new = self._reserved(spill, temporary, found.num_bytes)
+        is_there = False
         try:
-            descriptor = private_files.create(new)
-            try:
-                _copy(held.descriptor, descriptor, moved)
-                stamp = now()
-                os.utime(descriptor, ns=(stamp, stamp))
-            finally:
-                os.close(descriptor)
+            _copy(held.descriptor, new.descriptor, moved)
+            stamp = now()
+            os.utime(new.descriptor, ns=(stamp, stamp))
             with self.state.locked():
                 if os.path.exists(self._memory.path(found.name)):  # It was not deleted meanwhile.
-                    os.rename(new, path)
-                    self.state.add(SPILLED, found.num_bytes)
+                    os.rename(temporary, path)
                     self.state.add('spilled_objects', 1)
-                else:
-                    os.unlink(new)
+                    is_there = True
         except OSError as e:
-            with suppress(FileNotFoundError):
-                os.unlink(new)
             if e.errno not in _FULL:
                 raise
             raise NotEnoughSpace(
@@ -437,6 +431,10 @@ class HostObjects:
                 f'{self.state[SPILLED]} bytes, and spill_max_bytes is {spill.max_bytes}. Make room on this disk, or '
                 'delete objects.',
             ) from e
+        finally:
+            if not is_there:
+                self._discard(spill, temporary, found.num_bytes)
+            new.close()
         return True
 
     def _is_admitted(self, num_bytes: int) -> bool:
