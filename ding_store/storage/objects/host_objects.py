@@ -23,7 +23,7 @@ from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
 from ding_store.storage.objects.eviction import ORDERS, Fifo, Found, Listing, Order, now
 from ding_store.storage.objects.host_state import COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
-from ding_store.storage.objects.object_options import ObjectOptions, agreed
+from ding_store.storage.objects.object_options import ObjectOptions, agreed, note
 from ding_store.storage.shared_memory.cache_files import MEMBERS, OBJECTS, remove_spilled, spill_directory
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.mapped_files import (
@@ -106,6 +106,7 @@ class HostObjects:
         with self.state.locked():
             self.options = options = agreed(self.directory, given)
             self._members = self._joined(run_directory, options)
+            note(self.directory, options)
         assert options.max_bytes is not None
         self._memory = _Tier(self.directory, options.max_bytes, MEMORY, ORDERS[options.eviction]())
         self._spill: Optional[_Tier] = None
@@ -119,7 +120,8 @@ class HostObjects:
         """Create the directory for spilled objects, hold it, and remove those that no process holds."""
         if options.spill_dir is None:
             return None
-        directory = spill_directory(private_files.directory(options.spill_dir), run_directory)
+        private_files.make_directories(options.spill_dir)
+        directory = spill_directory(options.spill_dir, run_directory)
         private_files.own_directory(os.path.dirname(directory))
         members, held = os.path.join(directory, MEMBERS), None
         while held is None:

@@ -68,22 +68,19 @@ def checked(options: Mapping[str, Any]) -> Dict[str, Any]:
 def agreed(directory: str, given: Mapping[str, Any]) -> ObjectOptions:
     """
     Overview:
-        Return the options of a run's objects on this host: those of the first process. The caller holds their lock.
+        Return the options of a run's objects on this host: those of the first process, which are ``given`` if this is
+        the first one. The caller holds their lock.
     Arguments:
         - directory (:obj:`str`): The objects' directory.
         - given (:obj:`Mapping`): What this process was given, from ``checked``.
     Raises:
         - ConfigError: An option differs from that of the first process.
     """
-    path = os.path.join(directory, OPTIONS)
     try:
-        with open(path, opener=private_files.opener) as file:
+        with open(os.path.join(directory, OPTIONS), opener=private_files.opener) as file:
             found = ObjectOptions(**json.load(file))
     except (FileNotFoundError, ValueError, TypeError):  # Its process was killed while it wrote the file.
-        found = _with_sizes(ObjectOptions(**given), directory)
-        with open(path, 'w', opener=private_files.opener) as file:
-            json.dump(asdict(found), file)
-        return found
+        return _with_sizes(ObjectOptions(**given), directory)
     check_same(found, given)
     return found
 
@@ -98,10 +95,17 @@ def check_same(found: ObjectOptions, given: Mapping[str, Any]) -> None:
             )
 
 
+def note(directory: str, options: ObjectOptions) -> None:
+    """Write the options down for later processes. The caller holds their lock."""
+    with open(os.path.join(directory, OPTIONS), 'w', opener=private_files.opener) as file:
+        json.dump(asdict(options), file)
+
+
 def _with_sizes(options: ObjectOptions, directory: str) -> ObjectOptions:
     max_bytes, spill_max_bytes = options.max_bytes, options.spill_max_bytes
     if max_bytes is None:
         max_bytes = max(1, min(free_bytes(directory) // 4, _MAX_BYTES))
     if options.spill_dir is not None and spill_max_bytes is None:
-        spill_max_bytes = max(1, free_bytes(private_files.directory(options.spill_dir)) // 2)
+        private_files.make_directories(options.spill_dir)
+        spill_max_bytes = max(1, free_bytes(options.spill_dir) // 2)
     return replace(options, max_bytes=max_bytes, spill_max_bytes=spill_max_bytes)
