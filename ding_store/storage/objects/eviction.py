@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """What an order knows about a directory."""
+    """A listed directory, as an order sees it."""
 
     objects: List[Found]
     #: Returns the stamp of an object now. -1: it is gone.

@@ -1,4 +1,4 @@
-"""What the processes of a host share about its objects beside the files: numbers, and which objects are gone.
+"""Numbers about a host's objects that its processes share, and which objects are gone.
 
 A process changes it only while it holds the lock. If it is killed meanwhile, a number may be too high by one object.
 It is counted anew whenever the directory is listed.

@@ -21,7 +21,7 @@ _MAX_BYTES = 4 << 30
 class ObjectOptions:
     """
     Overview:
-        Where objects are kept on a host, and which of them leave.
+        The places of objects on a host, and the order in which they leave.
     Arguments:
         - max_bytes (:obj:`Optional[int]`): Bytes of the objects in the host cache, beside ``host_cache_bytes``. None: a
           quarter of the free space there, at most 4 GiB.

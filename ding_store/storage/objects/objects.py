@@ -8,7 +8,6 @@ import threading
 import time
 from types import TracebackType
 from typing import (
-    TYPE_CHECKING,
     Any,
     Callable,
     Dict,
@@ -27,12 +26,9 @@ from ding_store.storage.encoding.framing import decode, encode_parts, length_of
 from ding_store.storage.objects.host_objects import HOST_DIGITS, REF_DIGITS, HostObjects, Usage
 from ding_store.storage.objects.host_state import MEMORY, SPILLED
 from ding_store.storage.objects.object_options import ObjectOptions, check_same, checked
-from ding_store.storage.objects.transfers import Transfers, check_ref, gone
+from ding_store.storage.objects.transfers import CarrierStore, Transfers, check_ref, gone
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.mapped_files import OwnerLock
-
-if TYPE_CHECKING:
-    from ding_store.storage.store import Store
 
 
 class StoredObject(NamedTuple):
@@ -83,7 +79,7 @@ class Objects:
         never evicted. A copy on another host is evicted by itself: it can be fetched again.
     """
 
-    def __init__(self, store: Store, enter: Callable[[], CacheDir], options: Mapping[str, Any]) -> None:
+    def __init__(self, store: CarrierStore, enter: Callable[[], CacheDir], options: Mapping[str, Any]) -> None:
         self._store = store
         self._enter_store = enter  # checks that the store is open, and opens it anew after a fork
         self._given = checked(options)

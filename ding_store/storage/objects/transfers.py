@@ -16,21 +16,19 @@ import re
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from ding_store.errors import CorruptPayload, ObjectGone, StoreClosed, StoreTimeout
-from ding_store.storage.base import Entry
+from ding_store.storage.base import Arrays, Entry, EntryId, Header
+from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import Pieces, is_whole
 from ding_store.storage.encoding.value_parts import ValuePart, unpack
-from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.exactly_once.reader import ReadableStore, Reader
 from ding_store.storage.objects.host_objects import HOST_DIGITS, REF_DIGITS, HostObjects
 from ding_store.storage.objects.host_state import DELETED, EVICTED
 from ding_store.storage.protocol import Version
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.mapped_files import claim
-
-if TYPE_CHECKING:
-    from ding_store.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +64,15 @@ def gone(ref: str, why: int) -> ObjectGone:
     return ObjectGone(f'object {ref} is gone: {_WHY.get(why, _WHY[0])}.')
 
 
+class CarrierStore(ReadableStore, Protocol):
+    """The calls of a store that transfers make: see ``Store``."""
+
+    @property
+    def client(self) -> Client: ...
+
+    def append(self, stream: str, header: Header, arrays: Arrays, timeout_s: Optional[float] = None) -> EntryId: ...
+
+
 class _Request(NamedTuple):
     """A request of another host. ``_checked`` has seen that all fields are as they should be."""
 
@@ -84,7 +91,7 @@ class Transfers:
         - host (:obj:`str`): The digits with which the references of this host begin.
     """
 
-    def __init__(self, store: Store, local: HostObjects, host: str) -> None:
+    def __init__(self, store: CarrierStore, local: HostObjects, host: str) -> None:
         self._store = store
         self._local = local
         self._host = host
