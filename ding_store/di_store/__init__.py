@@ -2,7 +2,7 @@
 
 DI-engine imports it as ``di_store``. ``python -m ding_store.di_store`` prints the directory that has this name:
 
-    DI_STORE=on PYTHONPATH=$(python -m ding_store.di_store) ding -m parallel -c cartpole_dqn_config.py
+    DI_STORE=on PYTHONPATH="$(python -m ding_store.di_store)" ding -m parallel -c cartpole_dqn_config.py
 """
 
 from __future__ import annotations
