@@ -116,8 +116,8 @@ def _measure_ray(arrays: Sequence[np.ndarray], budget_s: float) -> Figures:
 def _measure_copies(arrays: Sequence[np.ndarray], budget_s: float) -> float:
     """Return the median seconds of two copies: into memory that was used before, and out of it."""
     size = arrays[0].nbytes
-    areas = np.zeros((len(arrays), size), np.uint8)
-    out = np.zeros(size, np.uint8)
+    areas = np.ones((len(arrays), size), np.uint8)
+    out = np.ones(size, np.uint8)
     samples, number, deadline = [], 0, time.perf_counter() + budget_s
     while time.perf_counter() < deadline or len(samples) < 5:
         array, area = arrays[number % len(arrays)], areas[number % len(arrays)]

@@ -40,7 +40,7 @@ from ding_store.storage.shared_memory.mapped_files import (
 #: Number of hexadecimal digits of a reference. The first ones identify the host that stored the object.
 REF_DIGITS, HOST_DIGITS = 40, 8
 #: Smaller objects are read: a mapping would take longer.
-_MAP_FROM_BYTES = 16 << 10
+_MAP_FROM_BYTES = 128 << 10
 #: Share of the listed objects that are evicted before the directory is listed again.
 _PER_LISTING = 8
 #: Share of a directory's bytes that an eviction frees beyond what is needed.
@@ -180,7 +180,7 @@ class HostObjects:
         """Make the file of an object, which the block fills. It gets its name after the block."""
         path, footprint = self._memory.path(ref), _footprint(num_bytes)
         temporary = f'{path}.{footprint:x}{NEW}'
-        new = self._reserved(self._memory, temporary, footprint)
+        new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
         try:
             yield new.descriptor
             stamp = self._memory.order.first_stamp(was_evicted=is_copy and self.why_gone(ref) == EVICTED)
@@ -201,8 +201,11 @@ class HostObjects:
         finally:
             new.close()
 
-    def _reserved(self, tier: _Tier, path: str, footprint: int) -> OwnerLock:
-        """Create a new file, locked, if the directory has room for it. The caller made room for an object to spill."""
+    def _reserved(self, tier: _Tier, path: str, footprint: int, count: str) -> OwnerLock:
+        """
+        Create a new file, locked, if the directory has room for it, and count it. The caller made room for an object to
+        spill.
+        """
         if footprint > tier.max_bytes:
             raise NotEnoughSpace(
                 errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
@@ -211,9 +214,10 @@ class HostObjects:
         while True:
             with self.state.locked():
                 if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
-                    new = OwnerLock(private_files.create(path))
+                    new = OwnerLock(_new_file(path))
                     fcntl.flock(new.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
                     self.state.add(tier.word, footprint)
+                    self.state.add(count, 1)
                     return new
             if time.monotonic() > deadline:
                 raise NotEnoughSpace(
@@ -244,10 +248,10 @@ class HostObjects:
                 stamp = tier.order.stamp_at_read(status.st_mtime_ns)
                 if stamp != status.st_mtime_ns:
                     os.utime(descriptor, ns=(stamp, stamp))
+                if tier.word == SPILLED:  # Read all of it at once, not a little ahead of each page.
+                    os.posix_fadvise(descriptor, 0, status.st_size, os.POSIX_FADV_WILLNEED)
                 if status.st_size < _MAP_FROM_BYTES:
                     return memoryview(os.pread(descriptor, status.st_size, 0))
-                if tier.word == SPILLED:
-                    os.posix_fadvise(descriptor, 0, status.st_size, os.POSIX_FADV_WILLNEED)
                 return map_bytes(descriptor, status.st_size)
             finally:
                 os.close(descriptor)
@@ -413,7 +417,7 @@ class HostObjects:
             return False
         self._free(spill, found.num_bytes, moved)
         temporary = f'{path}.{found.num_bytes:x}{NEW}'
-        new = self._reserved(spill, temporary, found.num_bytes)
+        new = self._reserved(spill, temporary, found.num_bytes, 'spilled_objects')
         is_there = False
         try:
             _copy(held.descriptor, new.descriptor, moved)
@@ -422,7 +426,6 @@ class HostObjects:
             with self.state.locked():
                 if os.path.exists(self._memory.path(found.name)):  # It was not deleted meanwhile.
                     os.rename(temporary, path)
-                    self.state.add('spilled_objects', 1)
                     is_there = True
         except OSError as e:
             if e.errno not in _FULL:
@@ -461,6 +464,13 @@ class HostObjects:
             return False
         self.state.add(tier.word, -_footprint(num_bytes))
         return True
+
+
+def _new_file(path: str) -> int:
+    try:
+        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:  # from a process that was killed while it made the same object
+        return private_files.create(path)
 
 
 def _footprint(num_bytes: int) -> int:

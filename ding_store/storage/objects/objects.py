@@ -132,7 +132,6 @@ class Objects:
         self._store.client.check_size('an object', num_bytes)
         ref = self._host + os.urandom((REF_DIGITS - HOST_DIGITS) // 2).hex()
         local.write(ref, buffers, num_bytes)
-        local.count('put')
         return ref
 
     def get(self, ref: str, timeout_s: float = 30.0) -> StoredObject:

@@ -186,7 +186,6 @@ class Transfers:
                         raise StoreTimeout(f'object {ref}: parts of it vanished during the download. Try again.')
         except FileNotFoundError as e:
             raise gone(ref, DELETED) from e
-        self._local.count('fetched')
 
     def _send(self, host: str, kind: str, ref: str, number: str = '', lane: int = 0) -> None:
         request = _Request(kind, ref, self._host, number, lane)
@@ -249,10 +248,9 @@ class Transfers:
         else:
             head = min(len(view), _HEAD_BYTES)
             payload = Pieces([view], [head, len(view) - head] if len(view) > head else [head])
+            self._local.count('served')
         self._uploads[name] = time.monotonic()
         self._store.client.enter().put(name, payload, number.encode() + why)
-        if view is not None:
-            self._local.count('served')
 
     def _drop_old(self) -> None:
         """Delete the uploads of hosts that died before they confirmed."""
