@@ -5,6 +5,7 @@ read past the page cache, and the orders of eviction on traces.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -263,7 +264,7 @@ def hit_ratio(trace: str, eviction: str) -> float:
         cache = HostObjects(scratch, {'max_bytes': _TRACE_OBJECTS // 10 * 4096, 'eviction': eviction})
         reads, num_hits = TRACES[trace](np.random.default_rng(0)), 0
         for number in reads.tolist():
-            ref = f'{number:040x}'
+            ref = hashlib.blake2b(number.to_bytes(8, 'little'), digest_size=20).hexdigest()
             if cache.view(ref) is not None:
                 num_hits += 1
             else:  # a copy of another host's object, fetched again

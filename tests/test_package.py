@@ -326,6 +326,7 @@ TOUCH_VARIABLES: Dict[str, str] = {
 READ_ENVIRONMENT: Dict[str, str] = {
     'cli.py': 'the command: defaults of its options',
     'config.py': 'pipeline(), enable(): the config of a script',
+    'di_store/client.py': 'the client: DI-engine makes it without a config',
     'doctor/__init__.py': 'the command: the run that may be opened',
     'hook/patches.py': 'the replaced parts: a script makes them without a config',
     'storage/embedded/binary.py': 'the path of redis-server: open_store() is called without a config',

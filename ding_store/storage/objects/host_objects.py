@@ -183,11 +183,12 @@ class HostObjects:
         new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
         try:
             yield new.descriptor
-            stamp = self._memory.order.first_stamp(was_evicted=is_copy and self.why_gone(ref) == EVICTED)
-            os.utime(new.descriptor, ns=(stamp, stamp))
             with self.state.locked() if is_copy else nullcontext():
-                if is_copy and self.state.why_gone(ref) == DELETED:
+                why = self.state.why_gone(ref) if is_copy else 0
+                if why == DELETED:
                     raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
+                stamp = self._memory.order.first_stamp(was_evicted=why == EVICTED)
+                os.utime(new.descriptor, ns=(stamp, stamp))
                 os.rename(temporary, path)
         except BaseException as e:
             self._discard(self._memory, temporary, footprint)

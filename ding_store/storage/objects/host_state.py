@@ -14,6 +14,8 @@ import time
 from contextlib import contextmanager
 from typing import Dict, Iterator
 
+import numpy as np
+
 from ding_store import private_files
 from ding_store.errors import FormatMismatch, StoreTimeout
 from ding_store.storage.shared_memory.mapped_files import PAGE, OwnerLock, allocate
@@ -60,6 +62,8 @@ class HostState:
             finally:
                 os.close(descriptor)
             self._words = memoryview(self._map)[:PAGE].cast('Q')
+            # Records of three words each.
+            self._records = np.frombuffer(self._map, '<u8', NUM_GONE * _RECORD // 8, PAGE).reshape(NUM_GONE, -1)
             if self['magic'] not in (0, _MAGIC):
                 raise FormatMismatch(f'{path!r} is of another version. End the processes of this run.')
             self['magic'] = _MAGIC
@@ -112,17 +116,19 @@ class HostState:
 
     def why_gone(self, ref: str) -> int:
         """Return why an object is gone, or 0 if this is not known (any more)."""
-        wanted, found, at = bytes.fromhex(ref), 0, PAGE
-        while (at := self._map.find(wanted, at)) >= 0:
-            if (at - PAGE) % _RECORD == 0:
-                why = self._map[at + _REF]
-                if why == DELETED:  # for good; an evicted copy may come again, and go again
+        wanted, found = bytes.fromhex(ref), 0
+        middle = int.from_bytes(wanted[8:16], 'little')
+        # mmap.find takes a hundred times as long.
+        for number in np.flatnonzero(self._records[:, 1] == middle).tolist():
+            record = self._records[number].tobytes()
+            if record[:_REF] == wanted:
+                if record[_REF] == DELETED:  # for good; an evicted copy may come again, and go again
                     return DELETED
-                found = why
-            at += 1
+                found = record[_REF]
         return found
 
     def close(self) -> None:
         self._words.release()
+        del self._records  # a mapping with a view of it cannot be closed
         self._map.close()
         self._lock.close()
