@@ -2,6 +2,7 @@
 
     python scripts/chaos.py --seconds 120 --seed 7
     python scripts/chaos.py --seconds 120 --seed 7 --servers 2
+    python scripts/chaos.py --seconds 120 --seed 7 --cluster
 
 Writers append numbered entries. Durable readers commit what they read and their marks before they ack. About every
 second a process is killed or stopped, a connection cut, or a file deleted. If the records of writers and readers differ
@@ -12,6 +13,11 @@ The server also goes back in time within one generation: it reloads an older fil
 With several servers, there is a stream on each. Each writer appends to one stream, and each reader reads all of them,
 in threads. kill_shard keeps one server down until the others' entries were read. Other faults that lose memory are for
 the first server.
+
+With --cluster, the servers are three primaries of a Redis Cluster with a replica each, and there is a stream on each
+primary. A primary is killed (fail_over), replaced on purpose (plan_fail_over), or killed while its replica lacks the
+newest entries (lag). Or it is stopped until another one has replaced it, and then goes on (two_primaries). A stream's
+slot is moved key by key (reshard).
 
 Faults that the store does not cover are left out. The server keeps its memory while a writer may not have the list of
 all readers. It goes back only to moments with the same readers. After a loss, no writer is killed or started until all
@@ -34,9 +40,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Tuple
+from typing import Any, Callable, DefaultDict, Dict, Iterator, List, Optional, Tuple
 
 import numpy as np
 import redis
@@ -46,8 +52,14 @@ from ding_store.parent_death import end_with
 from ding_store.storage import Reader
 from ding_store.storage.embedded.binary import find_server
 from ding_store.storage.options import HostOptions
+from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
 from ding_store.storage.redis.store import RedisStore
+from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.shared_memory.cache_root import root_in
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / 'tests'))
+
+from redis_cluster import REPLICA_PASSWORD, Node, RedisCluster, wait_until  # noqa: E402
 
 NEAR, FAR = 'near', 'far'  # directories of host caches
 PATIENCE_S = 15.0  # wait for a payload that only a killed writer had (the default outlasts most runs)
@@ -59,15 +71,18 @@ def main() -> int:
     options = parse()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     options.directory, options.ports = Path(tempfile.mkdtemp(prefix='chaos')), free_ports()
-    chaos, result = Chaos(options), {'problems': []}
-    try:
-        chaos.run()
-        result = chaos.result()
-    finally:
-        for child in [*chaos.servers, chaos.lagging, *chaos.writers, *chaos.readers]:
-            child.kill()
-        if not result['problems']:
-            shutil.rmtree(options.directory, ignore_errors=True)
+    result: Dict[str, Any] = {'problems': []}
+    with RedisCluster(options.binary, 3, 3) if options.cluster else nullcontext() as cluster:
+        options.url = cluster.url() if cluster else ''
+        chaos = Chaos(options, cluster)
+        try:
+            chaos.run()
+            result = chaos.result()
+        finally:
+            for child in chaos.children():
+                child.kill()
+            if not result['problems']:
+                shutil.rmtree(options.directory, ignore_errors=True)
     report(options, result)
     return 1 if result['problems'] else 0
 
@@ -81,17 +96,24 @@ def parse() -> argparse.Namespace:
         '--readers', type=int, default=2, help='readers from the beginning to the end (default: %(default)s)'
     )
     parser.add_argument('--servers', type=int, default=1, help='servers of one run (default: %(default)s)')
+    parser.add_argument('--cluster', action='store_true', help='a Redis Cluster instead of servers')
     parser.add_argument('--faults', metavar='NAME,...', help='faults to choose from (default: all)')
     parser.add_argument('--json', metavar='FILE', help='write the result to FILE')
     options = parser.parse_args()
     for name, least in (('seconds', 1), ('seed', 0), ('writers', 1), ('readers', 1), ('servers', 1)):
         if not least <= getattr(options, name) < 1 << 31:
             parser.error(f'--{name} ({getattr(options, name):g}) must be >= {least} and below 2^31')
-    known = [name for name in FAULTS if options.servers > 1 or name != 'kill_shard']
+    if options.cluster and options.servers > 1:
+        parser.error(f'--cluster is for --servers 1, and not {options.servers}')
+    if options.cluster:
+        known = [*CLUSTER_FAULTS, 'kill_writer', 'kill_reader', 'stop_writer', 'stop_reader', 'delete_cache']
+    else:
+        known = [name for name in FAULTS if options.servers > 1 or name != 'kill_shard']
     options.faults = known if options.faults is None else options.faults.split(',')
     if not set(options.faults) <= set(known):
         parser.error(f'--faults ({",".join(options.faults)}) must be of {", ".join(known)}')
-    options.streams = ['s'] if options.servers == 1 else [f's/{number}' for number in range(options.servers)]
+    num_streams = 3 if options.cluster else options.servers
+    options.streams = ['s'] if num_streams == 1 else [f's/{number}' for number in range(num_streams)]
     try:
         options.binary = str(find_server())
         version = subprocess.run([options.binary, '--version'], check=True, capture_output=True, text=True).stdout
@@ -150,14 +172,14 @@ def opened(options: argparse.Namespace, host: str) -> RedisStore:
     waits: Dict[str, Any] = {'check_every_s': 1.0, 'connect_timeout_s': HANG_S}
     (options.directory / host).mkdir(exist_ok=True)
     cache = HostOptions(host_cache_dir=str(options.directory / host))
-    url = ' '.join(f'unix://{directory_of(options, number)}/redis.sock' for number in range(options.servers))
-    store = RedisStore(url, 'chaos', host=cache, max_pending_bytes=8 << 20, **waits)
+    sockets = (f'unix://{directory_of(options, number)}/redis.sock' for number in range(options.servers))
+    store = RedisStore(options.url or ' '.join(sockets), 'chaos', host=cache, max_pending_bytes=8 << 20, **waits)
     store.client.server.patience_s = PATIENCE_S
     return store
 
 
 def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> None:
-    pauses, number, stream = random.Random(writer), 0, options.streams[writer % options.servers]
+    pauses, number, stream = random.Random(writer), 0, options.streams[writer % len(options.streams)]
     with opened(options, host) as store:
         while not (options.directory / 'finish').exists():
             number, begun_at = number + 1, time.monotonic()
@@ -172,7 +194,7 @@ def write(options: argparse.Namespace, books: Books, writer: int, host: str) -> 
 
 def read(options: argparse.Namespace, books: Books, _: int, host: str) -> None:
     os.truncate(books.path, books.place)  # a line that a kill cut off was not committed
-    with opened(options, host) as store, ThreadPoolExecutor(options.servers) as pool:
+    with opened(options, host) as store, ThreadPoolExecutor(len(options.streams)) as pool:
         readers = []
         for stream in options.streams:
             lines = [line for line in books['read'] if line[0].endswith(f' {stream}')]
@@ -268,11 +290,15 @@ class NotNow(Exception):
 
 
 class Chaos:
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, cluster: Optional[RedisCluster] = None) -> None:
+        self.cluster = cluster
         self.options, self.directory, self.chance = options, options.directory, random.Random(options.seed)
         names = ['server', *(f'server-{number}' for number in range(1, options.servers))]
-        self.servers = [Child(options, name, serve, number) for number, name in enumerate(names)]
-        self.lagging = Child(options, 'lagging', lag)
+        self.servers: List[Child] = []
+        self.lagging: List[Child] = []
+        if cluster is None:
+            self.servers = [Child(options, name, serve, number) for number, name in enumerate(names)]
+            self.lagging.append(Child(options, 'lagging', lag))
         self.copied_at = {'file': 0.0, 'replica': 0.0}  # a state that the server can go back to -> its time
         self.writers: List[Child] = []
         self.readers: List[Child] = []
@@ -296,7 +322,8 @@ class Chaos:
             while time.monotonic() < end and not self.problems:
                 self.step()
                 with suppress(NotNow):
-                    self.copy_server()
+                    if self.cluster is None:
+                        self.copy_server()
                 if self.pauses():
                     continue
                 if time.monotonic() >= due and self.happens(self.chance.choice(self.options.faults)):
@@ -350,7 +377,7 @@ class Chaos:
 
     def happens(self, fault: str) -> bool:
         try:
-            FAULTS[fault](self)
+            {**FAULTS, **CLUSTER_FAULTS}[fault](self)
         except NotNow:
             return False
         self.performed[fault] += 1
@@ -367,7 +394,7 @@ class Chaos:
     def step(self) -> None:
         time.sleep(0.05)
         now = time.monotonic()
-        for child in [*self.servers, self.lagging, *self.writers, *self.readers]:
+        for child in self.children():
             is_moving = child.target is read and (child.is_leaving or not child.books['registered'])
             child.has_ended = not (child.was_killed or child.process.is_alive())
             child.books.poll()
@@ -557,6 +584,63 @@ class Chaos:
             self.need_settled()
             self.readers.append(Child(self.options, f'far-{len(self.readers)}', read, host=FAR))
 
+    # --- faults of a cluster
+
+    @contextmanager
+    def losing(self) -> Iterator[Tuple[Node, Node]]:
+        """Lend a primary and its replica, for a fault in which another one takes over, and wait until all is well."""
+        assert self.cluster is not None
+        self.need_settled()
+        self.one_of(self.writers)  # a writer restores the list of readers in the server
+        former = self.chance.choice(self.cluster.nodes_with_slots())
+        replica = self.cluster.replica_of(former)
+        self.changed_at = time.monotonic()
+        yield former, replica
+        wait_until(lambda: replica in self.cluster.nodes_with_slots(), f'{replica.address} takes over')
+        self.cluster.bring_back()
+        self.forgotten_at = self.changed_at = time.monotonic()
+
+    def fail_over(self) -> None:
+        with self.losing() as (former, _):
+            former.kill()
+
+    def plan_fail_over(self) -> None:
+        with self.losing() as (_, replica):
+            RedisCluster.plan_failover(replica)
+
+    def lag(self) -> None:
+        """Cut a replica off from its primary for a moment, and kill the primary."""
+        with self.losing() as (former, replica):
+            replica.client.config_set('masterauth', 'another')
+            replica.client.execute_command('CLIENT', 'KILL', 'TYPE', 'master')
+            time.sleep(self.chance.uniform(0.1, 1.0))
+            former.kill()
+            wait_until(lambda: replica.client.info('replication')['role'] == 'master', f'{replica.address} takes over')
+            replica.client.config_set('masterauth', REPLICA_PASSWORD)
+
+    def two_primaries(self) -> None:
+        """Stop a primary until its replica has replaced it. Then it goes on as one, until the others tell it."""
+        with self.losing() as (former, replica):
+            former.signal(signal.SIGSTOP)
+            wait_until(lambda: replica.client.info('replication')['role'] == 'master', f'{replica.address} takes over')
+            former.signal(signal.SIGCONT)
+
+    def reshard(self) -> None:
+        """Move a stream's slot to another node key by key. Processes may die meanwhile."""
+        assert self.cluster is not None
+        slot = slot_of(tag_of('chaos', shard_of(self.chance.choice(self.options.streams), NUM_GROUPS)))
+        source = self.cluster.node_of(slot)
+        target = self.chance.choice([one for one in self.cluster.nodes_with_slots() if one is not source])
+        for _ in self.cluster.moving(slot, target):
+            if self.chance.random() < 0.05:
+                others = [fault for fault in self.options.faults if fault not in CLUSTER_FAULTS]
+                if others and self.chance.random() < 0.3:
+                    self.happens(self.chance.choice(others))
+                self.step()
+
+    def children(self) -> List[Child]:
+        return [*self.servers, *self.lagging, *self.writers, *self.readers]
+
     def result(self) -> Dict[str, Any]:
         rows, problems = {}, list(self.problems)
         for reader in self.readers:
@@ -584,7 +668,8 @@ class Chaos:
             # A far reader gets the entries that were appended after it came, and some of those before.
             owed = [n for n, begun_at in confirmed if begun_at > registered_at or n > first]
             absent = [n for n in owed if n not in seen and (n < last or not has_left)]
-            is_of_first = writer.number % self.options.servers == 0  # only the first server loses memory
+            # Only the first server loses memory, and any node of a cluster.
+            is_of_first = self.cluster is not None or writer.number % self.options.servers == 0
             if writer.was_killed and absent and is_of_first and self.forgotten_at >= confirmed[-1][1]:
                 num_forgotten += sum(n > last for n in absent)
                 absent = [n for n in absent if n < last]
@@ -614,6 +699,13 @@ FAULTS: Dict[str, Callable[[Chaos], None]] = {
     'delete_cache': Chaos.delete_cache,
     'far_reader': Chaos.far_reader,
 }
+CLUSTER_FAULTS: Dict[str, Callable[[Chaos], None]] = {
+    'fail_over': Chaos.fail_over,
+    'plan_fail_over': Chaos.plan_fail_over,
+    'lag': Chaos.lag,
+    'two_primaries': Chaos.two_primaries,
+    'reshard': Chaos.reshard,
+}
 
 
 def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
@@ -628,6 +720,7 @@ def report(options: argparse.Namespace, result: Dict[str, Any]) -> None:
     again = ' '.join(
         f'--{name} {getattr(options, name)}' for name in ('seconds', 'seed', 'writers', 'readers', 'servers')
     )
+    again += ' --cluster' * options.cluster
     print(f'seed {options.seed}; again: python scripts/chaos.py {again} --faults {",".join(options.faults)}')
     if result['problems']:
         where = f'{len(result["problems"])} in all; books and logs are in {options.directory}'

@@ -27,7 +27,7 @@ from typing import Callable, Dict
 from golden_makers.common import write_manifest
 from golden_makers.files import make_checkpoints, make_payloads, make_saves
 from golden_makers.scenario import make_calls
-from golden_makers.server import make_server
+from golden_makers.server import make_cluster, make_server
 from golden_makers.tables import make_tables
 
 
@@ -42,6 +42,7 @@ def main() -> None:
         'checkpoints': make_checkpoints,
         'payloads': lambda golden, work: make_payloads(golden),
         'server': make_server,
+        'cluster': lambda golden, work: make_cluster(golden),
         'scripts': lambda golden, work: make_calls(golden),
     }
     with tempfile.TemporaryDirectory() as directory:

@@ -460,10 +460,15 @@ class PlayedLearner(PlayedMembers):
     num_chunks = 0
 
     def join(self) -> int:
+        from ding_store.middleware import backpressure
         from ding_store.storage import Reader
 
         super().join()
         self.reader = Reader(self.sessions[0].store, STREAM, 'learner')
+        if hasattr(backpressure, 'ProgressWriter'):
+            self.publish = backpressure.ProgressWriter().publish
+        else:  # in earlier commits
+            self.publish = lambda reader, place, progress: reader.advance(place, 'progress', progress)
         return 1
 
     def learn(self, chunks_per_s: str) -> int:
@@ -480,7 +485,7 @@ class PlayedLearner(PlayedMembers):
                 self.num_chunks += 1
                 steps = 32 * self.num_chunks
                 counts = {'train_iter': self.num_chunks, 'env_step': steps, 'env_episode': 0}
-                self.reader.advance(entry.id, 'progress', {'ingested': list(entry.id), **counts})
+                self.publish(self.reader, entry.id, {'ingested': list(entry.id), **counts})
                 session.figures(chunks=self.num_chunks, rows=steps, **counts)
 
     def count(self) -> int:

@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 from leftovers import Leftovers
 from needs import lacking
+from redis_cluster import RedisCluster
 from redis_server import RedisServer, find_binary
 
 from ding_store.storage.shared_memory.download_lock import FetchLock
@@ -98,6 +99,13 @@ def redis_server(redis_binary: str) -> Iterator[RedisServer]:
     """One server for all tests that do not harm it; every test uses a run of its own, or flushes it."""
     with RedisServer(redis_binary) as server:
         yield server
+
+
+@pytest.fixture(scope='session')
+def redis_cluster(redis_binary: str) -> Iterator[RedisCluster]:
+    """Three primaries, and a replica of the first, for all tests: each brings back what it takes away."""
+    with RedisCluster(redis_binary, num_replicas=1) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import os
 import socket
 import tarfile
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Union
+from typing import Any, Callable, Dict, List, Tuple, Union
 
 import numpy as np
 import torch
@@ -137,10 +137,10 @@ def manifest_of(directory: Path) -> str:
 class RawRedis:
     """One connection to a Redis server that sends and receives plain RESP 2."""
 
-    def __init__(self, path: str) -> None:
-        self._socket = socket.socket(socket.AF_UNIX)
+    def __init__(self, address: Union[str, Tuple[str, int]]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
         self._socket.settimeout(60)
-        self._socket.connect(path)
+        self._socket.connect(address)
         self._file = self._socket.makefile('rb')
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ def judged(chaos, directory, seen, torn=(), was_killed=False, forgotten_at=0.0, 
     reader.poll()
     one = chaos.Chaos.__new__(chaos.Chaos)
     one.directory, one.forgotten_at, one.performed = directory, forgotten_at, {'delete_cache': 1}
-    one.options = SimpleNamespace(servers=1)
+    one.options, one.cluster = SimpleNamespace(servers=1), None
     one.writers = [SimpleNamespace(books=writer, name='writer-0', number=0, was_killed=was_killed)]
     return one.balance(SimpleNamespace(books=reader, name='reader-0', lives=1))
 
@@ -111,11 +111,7 @@ BY_RUN_ID = {
 @pytest.mark.long
 @pytest.mark.parametrize('fault', ['reload_server', 'fail_back'])
 def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fault):
-    shutil.copytree(PACKAGE, tmp_path / 'ding_store', ignore=shutil.ignore_patterns('__pycache__'))
-    for name, (guard, without) in BY_RUN_ID.items():
-        file = tmp_path / 'ding_store' / 'storage' / 'redis' / name
-        assert file.read_text().count(guard) == 1
-        file.write_text(file.read_text().replace(guard, without))
+    change(tmp_path, BY_RUN_ID)
     with tempfile.TemporaryDirectory() as short:  # for a socket's path, and what is kept of a faulty run
         command = [sys.executable, str(SCRIPT), '--seconds', '5', '--seed', '7', '--writers', '2', '--faults', fault]
         variables = {**environment(), 'PYTHONPATH': str(tmp_path), 'TMPDIR': short}
@@ -124,12 +120,52 @@ def test_chaos_mutant_with_epochs_by_run_id_is_found(tmp_path, redis_binary, fau
     assert 'is missing' in done.stdout
 
 
+#: No epoch begins on a server that was promoted.
+BY_NOTHING = {**BY_RUN_ID, 'lua/stream.lua': ('if stored[2] ~= life then', 'if not stored[2] then')}
+
+
+@pytest.mark.long
+def test_chaos_in_a_cluster_finds_nothing(tmp_path, redis_binary):
+    result = tmp_path / 'result.json'
+    done = run_in_a_cluster('--seconds', '30', '--json', result)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(result.read_text())
+    assert (found['problems'], found['faults']['reshard'] > 0) == ([], True)
+    assert all(row['read'] > 0 for row in found['readers'].values())
+
+
+@pytest.mark.long
+def test_chaos_mutant_without_epochs_is_found_in_a_cluster(tmp_path, redis_binary):
+    change(tmp_path, BY_NOTHING)
+    with tempfile.TemporaryDirectory() as short:
+        done = run_in_a_cluster('--seconds', '40', '--faults', 'lag', PYTHONPATH=str(tmp_path), TMPDIR=short)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert 'is missing' in done.stdout
+
+
+def run_in_a_cluster(*arguments, **variables):
+    command = [sys.executable, str(SCRIPT), '--cluster', '--seed', '7', '--writers', '2', '--readers', '1', *arguments]
+    return subprocess.run(
+        list(map(str, command)), env=environment(**variables), capture_output=True, text=True, timeout=400
+    )
+
+
+def change(directory, guards):
+    shutil.copytree(PACKAGE, directory / 'ding_store', ignore=shutil.ignore_patterns('__pycache__'))
+    for name, (guard, without) in guards.items():
+        file = directory / 'ding_store' / 'storage' / 'redis' / name
+        assert file.read_text().count(guard) == 1
+        file.write_text(file.read_text().replace(guard, without))
+
+
 @pytest.mark.parametrize(
     ('arguments', 'named'),
     [
         (('--faults', 'kill_writer,earthquake'), '--faults (kill_writer,earthquake) must be of kill_writer'),
         (('--seconds', '0'), '--seconds (0) must be >= 1'),
         (('--faults', 'kill_shard'), '--faults (kill_shard) must be of kill_writer'),
+        (('--cluster', '--servers', '2'), '--cluster is for --servers 1, and not 2'),
+        (('--cluster', '--faults', 'kill_server'), '--faults (kill_server) must be of fail_over'),
     ],
 )
 def test_chaos_refuses_wrong_arguments_by_name(arguments, named, redis_binary):

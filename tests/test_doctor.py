@@ -11,10 +11,20 @@ from types import SimpleNamespace
 import pytest
 
 from ding_store import doctor
-from ding_store.doctor import FAIL, OK, WARN, machine_checks, package_checks, redis_checks, sentinel_checks
+from ding_store.doctor import (
+    FAIL,
+    OK,
+    WARN,
+    cluster_checks,
+    machine_checks,
+    package_checks,
+    redis_checks,
+    sentinel_checks,
+)
 from ding_store.doctor.finding import Finding, to_json, to_table
 from ding_store.errors import ConfigError, StoreDenied, StoreUnavailable, StoreUnsuitable
 from ding_store.storage import StoreInfo
+from ding_store.storage.redis.groups import SlotRange
 
 
 def versions(**installed):
@@ -309,6 +319,41 @@ def test_check_store_reports_a_server_that_evicts(redis_server):
 
 def test_check_store_warns_of_a_policy_that_evicts_volatile_keys(redis_server):
     expect(redis_checks.check_store(redis_server('--maxmemory-policy', 'volatile-lru')), WARN, 'ms', 'volatile-lru')
+
+
+RANGES = [SlotRange(0, 5460, 'a:1', ('d:1',)), SlotRange(5461, 10922, 'b:1', ()), SlotRange(10923, 16383, 'c:1', ())]
+VIEWS = {
+    **dict.fromkeys(('a:1', 'b:1', 'c:1'), cluster_checks.NodeView({'master_repl_offset': '50'}, RANGES)),
+    'd:1': cluster_checks.NodeView({'master_link_status': 'up', 'slave_repl_offset': '40'}, RANGES),
+}
+
+
+def test_check_cluster_names_lost_slots_and_nodes():
+    away = cluster_checks.NodeView({}, (), 'refused')
+    check = cluster_checks.check_nodes
+    expect(check(RANGES, VIEWS), OK, '4 of 4 nodes reply', '3 primaries, 16,384 of 16,384 slots')
+    expect(check(RANGES, {**VIEWS, 'd:1': away}), WARN, '3 of 4', 'd:1: refused', 'start the node')
+    expect(check(RANGES, {**VIEWS, 'b:1': away}), FAIL, 'b:1: refused', 'start the primary')
+    expect(check(RANGES[:2], VIEWS), FAIL, '10,923 of 16,384', 'redis-cli --cluster fix')
+    expect(
+        check(RANGES, {**VIEWS, 'a:1': VIEWS['a:1']._replace(ranges=RANGES[:2])}), WARN, 'do not agree', 'resharding'
+    )
+    two = [RANGES[0], SlotRange(5461, 16383, 'b:1', ())]
+    views = {node: view._replace(ranges=two) for node, view in VIEWS.items()}
+    expect(check(two, views), WARN, '2 primaries', 'use three primaries')
+
+
+def test_check_cluster_names_primaries_without_replicas():
+    def with_replica(**facts):
+        views = {**VIEWS, 'd:1': cluster_checks.NodeView({**VIEWS['d:1'].facts, **facts}, RANGES)}
+        return cluster_checks.check_replicas(RANGES[:1], views)
+
+    expect(cluster_checks.check_replicas(RANGES, VIEWS), WARN, 'b:1: no replica', 'start a replica of each primary')
+    expect(with_replica(), OK, 'primary a:1: replica d:1, 10 bytes behind')
+    expect(with_replica(master_link_status='down'), WARN, 'no connection', 'start a replica')
+    expect(with_replica(maxmemory_policy='allkeys-lru'), WARN, 'allkeys-lru', 'start a replica')
+    primary = cluster_checks.NodeView({'master_repl_offset': str(1 << 30)}, RANGES)
+    expect(cluster_checks.check_replicas(RANGES[:1], {**VIEWS, 'a:1': primary}), WARN, '1,073,741,784', 'network')
 
 
 SENTINEL = {

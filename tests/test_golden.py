@@ -16,6 +16,7 @@ import pytest
 import torch
 from golden_files import GOLDEN, MANIFEST, RawRedis, counts_of, manifest_of, open_table, plain, rows_of, unpack
 from needs import lacking
+from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
 from ding_store.buffer import RateLimiter, StoreBuffer
@@ -200,6 +201,40 @@ def test_golden_values_and_counters_of_a_server_are_read(redis: RawRedis, redis_
         info = store.info()
         assert info.counters == expected['counters']
         assert sorted(info.streams) == sorted(expected['streams'])
+
+
+@pytest.fixture
+def golden_cluster(redis_cluster: RedisCluster) -> Iterator[RedisCluster]:
+    redis_cluster.flush()
+    for command in json.loads((GOLDEN / 'cluster' / 'wire.json').read_text()):
+        slot = int(redis_cluster.nodes[0].ask('CLUSTER', 'KEYSLOT', command[1]))
+        redis_cluster.node_of(slot).raw.execute_command(*(word.encode('latin-1') for word in map(str, command)))
+    yield redis_cluster
+    redis_cluster.flush()
+
+
+def test_golden_streams_of_a_cluster_are_read(golden_cluster: RedisCluster) -> None:
+    expected = expected_of('cluster', 'wire')['streams']
+    with open_store(golden_cluster.url(), 'golden', host_plane='off') as store:
+        for stream in ('plain', 'parts'):
+            entries = store.read(stream, store.register(stream, 'learner'))
+            found = [[entry.writer, entry.sequence, entry.header, plain(dict(entry.arrays))] for entry in entries]
+            assert found == expected[stream]
+            assert store.append(stream, {}, {}).number == 4
+            store.ack(stream, 'learner', store.read(stream, entries[-1].id)[-1].id)
+            assert golden_cluster.keys(f'*{stream}/*part*') == []
+        assert sorted(store.info().streams) == sorted(expected)
+
+
+def test_golden_values_and_counters_of_a_cluster_are_read(golden_cluster: RedisCluster) -> None:
+    expected = expected_of('cluster', 'wire')
+    with open_store(golden_cluster.url(), 'golden', host_plane='off') as store:
+        for name, known in expected['values'].items():
+            value = store.get(name)
+            assert value is not None
+            assert [value.version, value.header, plain(dict(value.arrays))] == known
+            assert store.put(name, {}, {}) == value.version + 1
+        assert store.info().counters == expected['counters']
 
 
 def test_golden_host_plane_references_lead_to_their_bytes(tmp_path: Path) -> None:

@@ -189,7 +189,7 @@ def check_ditask(words: List[str]) -> None:
 
 
 #: What a reader has, or gets from the system: not ours to check.
-SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-server', 'source', 'tensorboard')
+SYSTEM_PROGRAMS = ('apt-get', 'export', 'redis-cli', 'redis-server', 'source', 'tensorboard')
 
 
 def check_command(words: List[str]) -> None:
@@ -443,9 +443,9 @@ def test_chinese_readme_has_the_same_commands_and_tables():
 
 
 def test_doctor_checks_are_documented():
-    from ding_store.doctor import machine_checks, package_checks, redis_checks, sentinel_checks
+    from ding_store.doctor import cluster_checks, machine_checks, package_checks, redis_checks, sentinel_checks
 
-    modules = (package_checks, redis_checks, sentinel_checks, machine_checks)
+    modules = (package_checks, redis_checks, sentinel_checks, cluster_checks, machine_checks)
     source = ''.join(Path(module.__file__).read_text() for module in modules)
     names = set(re.findall(r"(?:Finding\(|name = )'([^']+)'", source)) | {machine_checks.SHM}
     page = (ROOT / 'docs/troubleshooting.md').read_text(encoding='utf-8')

@@ -50,13 +50,15 @@ def check_shards(url: str, run: Optional[str] = None) -> List[Finding]:
 
 
 def _check_each(url: str, run: Optional[str]) -> List[Finding]:
-    """Check each of several servers, and sentinels."""
+    """Check each of several servers, sentinels, and the nodes of a cluster."""
     try:
+        from ding_store.doctor.cluster_checks import check_cluster
         from ding_store.doctor.sentinel_checks import check_sentinels  # imports redis
         from ding_store.storage.urls import servers_of
     except ModuleNotFoundError:
         return []  # ``check_store`` reports it.
-    return [*check_shards(url, run), *(finding for one in servers_of(url) for finding in check_sentinels(one))]
+    sentinels = [finding for one in servers_of(url) for finding in check_sentinels(one)]
+    return [*check_shards(url, run), *sentinels, *check_cluster(url)]
 
 
 def find_server() -> Server:
@@ -141,6 +143,8 @@ def _store_fix(error: StoreError) -> str:
         return 'start the server, and check host, port and firewall: redis-cli -h HOST -p PORT ping'
     if isinstance(error, StoreUnsuitable) and 'sentinel' in str(error):
         return 'name all sentinels and the primary in the URL: redis+sentinel://host:port,host:port,host:port/name'
+    if isinstance(error, StoreUnsuitable) and ' cluster' in str(error):
+        return 'name some nodes of a cluster in the URL: redis+cluster://host:port,host:port; or one server: redis://'
     if isinstance(error, StoreUnsuitable):
         return (
             'use Redis 6.2 or newer, and run: redis-cli config set maxmemory-policy noeviction. In a managed service, '
@@ -148,7 +152,8 @@ def _store_fix(error: StoreError) -> str:
         )
     return (
         'correct the URL: embedded://, redis://host:port, rediss://host:port, unix:///path/of/socket, '
-        'redis+sentinel://host:port,host:port/name or redis+shards://host:port,host:port'
+        'redis+sentinel://host:port,host:port/name, redis+cluster://host:port,host:port or '
+        'redis+shards://host:port,host:port'
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional, Tuple
 
 from ding_store.run.foreign import fields_of, is_count, is_number
 from ding_store.storage.base import EntryId, Header, Value
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
 
 if TYPE_CHECKING:
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 PROGRESS = 'progress'
 #: How often a collector that waits looks at the progress, although no version woke it. The server may have lost it.
 LOOK_EVERY_S = 5.0
+#: The learner puts its coarse progress once per so many entries. A collector that is farther than twice that from its
+#: next chunk waits for the coarse progress first: a put costs the server time for each process that waits for it.
+COARSE = 64
+
+
+def coarse(name: str) -> str:
+    """Return the name of the coarse progress that belongs to a progress. Both are on one server."""
+    return f'coarse_{name}'
 
 
 def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
@@ -25,6 +34,25 @@ def progress_of(value: Optional[Value], *counts: str) -> Optional[Header]:
 
 def _is_place(field: Any) -> bool:
     return isinstance(field, list) and len(field) == 2 and isinstance(field[0], str) and is_count(field[1])
+
+
+class ProgressWriter:
+    """
+    Overview:
+        Publishes the learner's progress, and its coarse progress, both without a wait.
+    """
+
+    def __init__(self, name: str = PROGRESS) -> None:
+        self._name = name
+        self._place: Optional[Tuple[str, int]] = None  # of the last progress: an epoch, and a number in units of COARSE
+
+    def publish(self, reader: Reader, ingested: EntryId, progress: Header) -> None:
+        """Acknowledge up to ``ingested`` and publish the progress."""
+        reader.advance(ingested, self._name, progress)
+        place = ingested.epoch, ingested.number // COARSE
+        if self._place is not None and place != self._place:
+            reader.advance(ingested, coarse(self._name), progress)
+        self._place = place
 
 
 class Backpressure:
@@ -50,6 +78,7 @@ class Backpressure:
         self._ingested: Optional[EntryId] = None
         self._version_ingested = 0  # of the progress that said so
         self._version = 0  # of the last progress
+        self._coarse: Optional[Backpressure] = None
 
     def appended(self, entry_id: EntryId) -> None:
         self._appended = entry_id
@@ -72,8 +101,19 @@ class Backpressure:
         if self._is_within_bounds() or self._look():
             return True
         if timeout_s > 0:
-            self._store.wait_for_version(self._name, self.due_version, timeout_s, self._is_over)
+            self._store.wait_for_version(*self.awaited(), timeout_s, self._is_over)
         return None
+
+    def awaited(self) -> Tuple[str, int]:
+        """Return the name and the version of the value that this collector waits for next."""
+        is_known = self._ingested is not None and self._is_comparable()
+        if is_known and self._num_ahead() - self._max_lead > 2 * COARSE:
+            if self._coarse is None:
+                self._coarse = Backpressure(self._store, self._max_lead + COARSE, self._is_over, coarse(self._name))
+            self._coarse._appended = self._appended
+            if not self._coarse._is_within_bounds() and not self._coarse._look():
+                return self._coarse._name, self._coarse.due_version
+        return self._name, self.due_version
 
     @property
     def due_version(self) -> int:
@@ -84,8 +124,7 @@ class Backpressure:
         version = self._version + 1
         if self._appended is None or self._ingested is None or not self._is_comparable():
             return version
-        ahead = self._appended.number - self._ingested.number
-        return max(version, self._version_ingested + ahead - self._max_lead)
+        return max(version, self._version_ingested + self._num_ahead() - self._max_lead)
 
     def _look(self) -> bool:
         """Read the progress if it is new. Return True if it permits the next chunk."""
@@ -109,7 +148,10 @@ class Backpressure:
         return self._appended is None or self._ingested is None or self._appended.epoch == self._ingested.epoch
 
     def _is_within_bounds(self) -> bool:
+        return self._num_ahead() <= self._max_lead
+
+    def _num_ahead(self) -> int:
         if self._appended is None:
-            return True
+            return -1
         ingested = self._ingested.number if self._ingested is not None and self._is_comparable() else 0
-        return self._appended.number - ingested <= self._max_lead
+        return self._appended.number - ingested

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
@@ -11,6 +12,7 @@ from ditk import logging
 
 from ding_store.errors import ConfigError, CorruptPayload, ServerFull
 from ding_store.middleware import learner_ranks
+from ding_store.middleware.backpressure import ProgressWriter
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
@@ -294,6 +296,10 @@ class LearnerExchanger(Exchanger):
         if self._recording is not None:
             self._recording.look()
 
+    @functools.cached_property
+    def _progress_writer(self) -> ProgressWriter:
+        return ProgressWriter(self._progress)
+
     def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
         """
         Acknowledge entries up to ``ingested`` and send the progress, without waiting for the reply. The message wakes
@@ -319,7 +325,7 @@ class LearnerExchanger(Exchanger):
     def _send_ack(self) -> None:
         if self._unpublished is not None:
             ingested, progress = self._unpublished
-            self.reader.advance(ingested, self._progress, progress)
+            self._progress_writer.publish(self.reader, ingested, progress)
             self._unpublished, self._published = None, progress
 
     def _restore_progress(self) -> None:

@@ -23,6 +23,7 @@ from ding_store.storage.base import (
     StreamInfo,
     Value,
 )
+from ding_store.storage.urls import names_cluster as _names_cluster
 from ding_store.storage.urls import names_several as _names_several
 from ding_store.storage.urls import scheme_of as _scheme_of
 
@@ -52,6 +53,8 @@ BACKENDS: Dict[str, str] = {
     'rediss': 'ding_store.storage.redis.store:RedisStore',
     'redis+sentinel': 'ding_store.storage.redis.store:RedisStore',
     'rediss+sentinel': 'ding_store.storage.redis.store:RedisStore',
+    'redis+cluster': 'ding_store.storage.redis.store:RedisStore',
+    'rediss+cluster': 'ding_store.storage.redis.store:RedisStore',
     'redis+shards': 'ding_store.storage.redis.store:RedisStore',
     'rediss+shards': 'ding_store.storage.redis.store:RedisStore',
     'unix': 'ding_store.storage.redis.store:RedisStore',
@@ -59,7 +62,6 @@ BACKENDS: Dict[str, str] = {
 #: name -> its module, which is imported when it is first used
 _LAZY = {'Reader': 'ding_store.storage.exactly_once.reader', 'Store': 'ding_store.storage.store'}
 _HOST_AND_PORT = re.compile(r'[A-Za-z0-9.-]+(:\d{1,5})?(/\d+)?')
-_CLUSTERS = ('redis+cluster', 'rediss+cluster')
 
 
 def open_store(url: Union[str, Sequence[str]] = 'embedded://', run: str = 'default', **options: Any) -> Store:
@@ -72,7 +74,8 @@ def open_store(url: Union[str, Sequence[str]] = 'embedded://', run: str = 'defau
           ``unix:///path`` connect to a server. ``redis+sentinel://[user:password@]host:port,host:port/name`` and
           ``rediss+sentinel://`` ask Redis Sentinels for the server. ``memory://`` is for this process only. A list of
           URLs, or ``redis+shards://[user:password@]host:port,host:port[/db]``, names several servers: each stream,
-          value and counter is on one of them.
+          value and counter is on one of them. ``redis+cluster://[user:password@]host:port,host:port`` and
+          ``rediss+cluster://`` name some nodes of a Redis cluster.
         - run (:obj:`str`): Name of the training job, the same in all its processes.
         - options: The fields of ``options.StreamOptions``, and ``stream_options``, a mapping from stream names to such
           options. Stores on Redis also accept the fields of ``options.RedisOptions`` and ``options.HostOptions``.
@@ -95,7 +98,7 @@ def open_store(url: Union[str, Sequence[str]] = 'embedded://', run: str = 'defau
         from ding_store.storage.options import host_options
 
         store = backend(address, run, host=host_options(options), **options)
-        if scheme != 'embedded' and not _names_several(address):
+        if scheme != 'embedded' and not (_names_several(address) or _names_cluster(address)):
             from ding_store.storage.shards.server_list import check_alone
 
             check_alone(store)
@@ -109,11 +112,6 @@ def __getattr__(name: str) -> Any:
 
 
 def _unknown_scheme(url: str, scheme: str) -> str:
-    if scheme in _CLUSTERS:
-        return (
-            f'{scheme}:// is not yet supported. Use a single server, redis+sentinel:// for one with replicas, or '
-            'redis+shards:// for several servers.'
-        )
     # Only a bare address is quoted: any other text may hold a password.
     if _HOST_AND_PORT.fullmatch(url):
         return f'the store URL {url!r} names no scheme: write redis://{url}'

@@ -192,8 +192,9 @@ class HostOptions:
             raise ConfigError(f'host_checksum ({self.host_checksum!r}) must be True or False')
 
 
-#: Other defaults for a URL of sentinels. They name another primary soon after one hangs, so a store must notice soon.
-SENTINEL_DEFAULTS: Mapping[str, float] = {'socket_timeout_s': 3.0, 'check_every_s': 2.0}
+#: Other defaults for URLs of sentinels and clusters. Those have another primary soon after one hangs, so a store must
+#: notice soon.
+FAILOVER_DEFAULTS: Mapping[str, float] = {'socket_timeout_s': 3.0, 'check_every_s': 2.0}
 REDIS_OPTIONS = tuple(f.name for f in fields(RedisOptions))
 HOST_OPTIONS = tuple(f.name for f in fields(HostOptions))
 ALL_OPTIONS = (*STORE_OPTIONS, *REDIS_OPTIONS, *HOST_OPTIONS)

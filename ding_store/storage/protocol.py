@@ -2,7 +2,7 @@
 
 There is one client, ``client.py``, and there are three servers. ``redis/server.py`` sends the commands to a Redis
 server, where Lua scripts run them. ``memory/server.py`` runs them in this process, and is the oracle of the tests.
-``shards/server.py`` passes each command on to one of several servers.
+``shards/router.py`` passes each command on to one of several servers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ from ding_store.storage.options import ALL_OPTIONS, REDIS_OPTIONS
 _WITH_SENTINELS = ('redis+sentinel', 'rediss+sentinel')
 #: Schemes of URLs that name several servers, each by itself.
 _WITH_SHARDS = ('redis+shards', 'rediss+shards')
-_WITH_USERS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS, *_WITH_SHARDS)
+#: Schemes of URLs that name some nodes of a cluster. Those know the others.
+_WITH_CLUSTER = ('redis+cluster', 'rediss+cluster')
+_WITH_USERS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS, *_WITH_SHARDS, *_WITH_CLUSTER)
 #: Schemes of URLs that may be in a list of several.
 _IN_LISTS = ('redis', 'rediss', 'unix', *_WITH_SENTINELS)
 #: Names allowed in a query, besides those that begin with ssl_. Any other would change what a store relies on.
@@ -23,7 +25,7 @@ _QUERY = ('db', 'username', 'password', 'client_name')
 #: A host name, an IPv4 address, or an IPv6 address in brackets, with or without a port.
 _HOST = re.compile(r'([\w.-]+|\[[0-9A-Fa-f:.]+\])(?::(\d{1,5}))?', re.ASCII)
 _PRIMARY_NAME = re.compile(r'[\w.-]+', re.ASCII)
-_SENTINEL_PORT = 26379
+_PORT, _SENTINEL_PORT = 6379, 26379
 
 
 def scheme_of(url: str) -> str:
@@ -149,6 +151,8 @@ def _check_rest(url: str, parts: SplitResult, query: Mapping[str, List[str]]) ->
     if has_sentinels(url):
         _check_sentinels(url, parts, path)
         path = ''
+    if names_cluster(url):
+        _check_cluster(url, parts, path, query)
     numbers = [*([path] if path else []), *query.get('db', [])]
     if len(numbers) > 1 or not all(number.isascii() and number.isdigit() for number in numbers):
         example = 'redis+sentinel://host:26379/mymaster?db=0' if has_sentinels(url) else 'redis://host:6379/0'
@@ -159,7 +163,7 @@ def _check_rest(url: str, parts: SplitResult, query: Mapping[str, List[str]]) ->
 
 
 def _check_sentinels(url: str, parts: SplitResult, name: str) -> None:
-    if not all(_HOST.fullmatch(host) for host in _sentinels(parts)):
+    if not all(_HOST.fullmatch(host) for host in _addresses(parts)):
         raise ConfigError(
             f'the URL of {address_of(url)} is malformed. Separate the addresses of the sentinels by commas, as in '
             'redis+sentinel://host1:26379,host2:26379,host3:26379/mymaster.'
@@ -171,8 +175,23 @@ def _check_sentinels(url: str, parts: SplitResult, name: str) -> None:
         )
 
 
-def _sentinels(parts: SplitResult) -> List[str]:
+def _check_cluster(url: str, parts: SplitResult, path: str, query: Mapping[str, List[str]]) -> None:
+    if not all(_HOST.fullmatch(host) for host in _addresses(parts)):
+        raise ConfigError(
+            f'the URL of {address_of(url)} is malformed. Separate the addresses of the nodes by commas, as in '
+            'redis+cluster://host1:6379,host2:6379,host3:6379.'
+        )
+    if path or 'db' in query:
+        raise ConfigError(f'the URL of {address_of(url)} names a database. A cluster has only one: leave it out.')
+
+
+def _addresses(parts: SplitResult) -> List[str]:
     return parts.netloc.rpartition('@')[2].split(',')
+
+
+def _with_ports(parts: SplitResult, port: int) -> Tuple[str, ...]:
+    matches = [_HOST.fullmatch(host) for host in _addresses(parts)]
+    return tuple(f'{match[1]}:{match[2] or port}' for match in matches if match)
 
 
 def has_sentinels(url: str) -> bool:
@@ -202,14 +221,51 @@ class SentinelUrl(NamedTuple):
     def parse(cls, url: str) -> SentinelUrl:
         """Split a URL that ``check_url`` has accepted."""
         parts = urlsplit(url)
-        matches = [_HOST.fullmatch(host) for host in _sentinels(parts)]
-        hosts = [f'{match[1]}:{match[2] or _SENTINEL_PORT}' for match in matches if match]
         user, at, _ = parts.netloc.rpartition('@')
-        return cls(tuple(hosts), parts.path.strip('/'), parts.scheme.partition('+')[0], user + at, parts.query)
+        return cls(
+            _with_ports(parts, _SENTINEL_PORT),
+            parts.path.strip('/'),
+            parts.scheme.partition('+')[0],
+            user + at,
+            parts.query,
+        )
 
     def server_url(self, host: str, port: int) -> str:
         """Return the URL of the server at an address that a sentinel named."""
         address = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+        return f'{self.scheme}://{self.user}{address}' + (f'?{self.query}' if self.query else '')
+
+
+def names_cluster(url: str) -> bool:
+    """True if the URL names nodes of a cluster."""
+    return scheme_of(url) in _WITH_CLUSTER
+
+
+class ClusterUrl(NamedTuple):
+    """
+    Overview:
+        The parts of a ``redis+cluster://`` URL.
+    Attributes:
+        - hosts: Host and port of each node that is named, as they are written in URLs.
+        - scheme: Scheme of a node's URL: redis or rediss.
+        - user: User and password of all nodes, as they are written in URLs, with the "@".
+        - query: The query of a node's URL.
+    """
+
+    hosts: Tuple[str, ...]
+    scheme: str
+    user: str
+    query: str
+
+    @classmethod
+    def parse(cls, url: str) -> ClusterUrl:
+        """Split a URL that ``check_url`` has accepted."""
+        parts = urlsplit(url)
+        user, at, _ = parts.netloc.rpartition('@')
+        return cls(_with_ports(parts, _PORT), parts.scheme.partition('+')[0], user + at, parts.query)
+
+    def node_url(self, address: str) -> str:
+        """Return the URL of the node at an address."""
         return f'{self.scheme}://{self.user}{address}' + (f'?{self.query}' if self.query else '')
 
 

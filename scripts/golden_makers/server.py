@@ -1,4 +1,4 @@
-"""Golden keys of a Redis server."""
+"""Golden keys of a Redis server and of a Redis Cluster."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from unittest import mock
 
 import numpy as np
 from golden_files import RawRedis, keys_of, pack, plain
+from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
 from ding_store.storage import open_store
@@ -35,6 +36,17 @@ def make_server(golden: Path, work: Path) -> None:
         expected = fill_host(server.url, work, lambda: write_json(golden / 'host.json', keys_of(redis)))
         write_json(golden / 'host.expected.json', expected)
         pack(work / 'files', golden / 'host.tar.xz')
+
+
+def make_cluster(golden: Path) -> None:
+    with ExitStack() as stack:
+        stack.enter_context(small_parts())
+        stack.enter_context(fixed_names())
+        cluster = stack.enter_context(RedisCluster(binary()))
+        expected = fill_wire(cluster.url())
+        nodes = [stack.enter_context(closing(RawRedis(('127.0.0.1', node.port)))) for node in cluster.nodes]
+        write_json(golden / 'wire.json', sorted(command for node in nodes for command in keys_of(node)))
+        write_json(golden / 'wire.expected.json', expected)
 
 
 def fill_wire(url: str) -> Dict[str, Any]:

@@ -2,7 +2,12 @@
 
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, status, table
+from redis_cluster import wait_until
 from redis_server import RedisServer, left_by_runs
+
+from ding_store.environment import ENV_URL
+from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
+from ding_store.storage.shards.placement import shard_of
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -35,6 +40,45 @@ def test_job_on_two_servers_ends_in_order(tmp_path, redis_binary):
         assert_clean((one, other))
 
 
+def test_job_in_a_cluster_ends_in_order(tmp_path, redis_cluster):
+    redis_cluster.flush()
+    arguments = ['run', '--run', 'r', '--roles', 'learner=1,collector=1', '--', 'python', TINY]
+    arguments += ['--trace', tmp_path / 'trace', '--max-train-iter', 50]
+    with job(ding_store(*arguments), tmp_path, **{ENV_URL: redis_cluster.url()}) as run:
+        assert run.wait() == 0, run.text
+    rows_of(run.text)
+    assert [key for key in redis_cluster.keys('*') if not key.endswith(':ends')] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_cartpole_in_a_cluster_lives_through_a_failover(tmp_path, redis_cluster):
+    def num_rows():
+        members = status(tmp_path, store=redis_cluster.url(user=''))['members']
+        return sum(member['figures'].get('rows', 0) for member in members if member['role'] == 'collector')
+
+    redis_cluster.flush()
+    slot = slot_of(tag_of('r', shard_of('experience', NUM_GROUPS)))
+    arguments = ['run', '--run', 'r', '--store', redis_cluster.url(user=''), '--roles', ROLES]
+    with job(ding_store(*arguments, '--', 'python', MAIN, '--max-env-step', 800), tmp_path) as run:
+        run.wait_for(num_rows, 'rows')
+        former = next(one for one in redis_cluster.pair() if one in redis_cluster.nodes_with_slots())
+        if redis_cluster.node_of(slot) is not former:
+            redis_cluster.move(slot, former)
+        former.kill()
+        wait_until(lambda: redis_cluster.node_of(slot) is not former, 'the replica has the slot')
+        redis_cluster.bring_back()
+        before = num_rows()
+        run.wait_for(lambda: num_rows() > before, 'more rows')
+        others = [one for one in redis_cluster.nodes_with_slots() if one not in redis_cluster.pair()]
+        redis_cluster.move(slot, others[0])
+        moved_at = num_rows()
+        run.wait_for(lambda: num_rows() > moved_at, 'more rows')
+        assert run.wait() == 0, run.text
+    assert rows_of(run.text)['rows appended'] > 700
+    assert [key for key in redis_cluster.keys('*') if not key.endswith(':ends')] == []
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize('number', [0, 1])
@@ -44,7 +88,7 @@ def test_cartpole_lives_through_the_death_of_one_server(tmp_path, redis_binary, 
         url = f'{one.url} {other.url}'
 
         def num_rows():
-            members = status(tmp_path, '--run', 'r', '--store', url)['members']
+            members = status(tmp_path, store=url)['members']
             return sum(member['figures'].get('rows', 0) for member in members if member['role'] == 'collector')
 
         arguments = ['run', '--run', 'r', '--store', url, '--roles', ROLES, '--', 'python', MAIN, '--max-env-step', 800]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from redis_cluster import RedisCluster
 from redis_server import RedisServer, left_by_runs
 
 from ding_store.errors import VersionConflict
@@ -13,6 +14,7 @@ from ding_store.storage.encoding.framing import seal
 from ding_store.storage.memory.log import Log
 from ding_store.storage.memory.store import Memory, MemoryStore
 from ding_store.storage.options import HostOptions
+from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.shared_memory import rings, shared_values
@@ -205,6 +207,60 @@ class TestShardedStoreWithSharedMemory(TestShardedStore):
     def another(self, store, **options):
         options = {**self.options[store.run], **options}
         return open_store(self.url, store.run, host_cache_dir=str(self.directory), **options)
+
+    def raw_log(self, store, stream):
+        return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]
+
+
+class TestClusterStore(TestRedisStore):
+    """Streams and values are on three nodes of a cluster."""
+
+    @pytest.fixture(autouse=True)
+    def _cluster(self, redis_cluster: RedisCluster):
+        self.cluster = redis_cluster
+
+    def open(self, **options):
+        return RedisStore(self.cluster.url(), next(_RUNS), **options)
+
+    def another(self, store: RedisStore, **options):
+        return RedisStore(self.cluster.url(), store.run, **{**store.__reduce__()[1][3], **options})
+
+    def lose_memory(self, store):
+        self.cluster.flush()
+
+    def raw_log(self, store, stream):
+        rows = self.node_of(store, stream).xrange(self.log_of(store, stream))
+        return [(int(i.split(b'-')[0]), f[b'w'].decode(), int(f[b's']), f[b'p']) for i, f in rows]
+
+    def raw_damage(self, store, stream, number):
+        key, node = self.log_of(store, stream), self.node_of(store, stream)
+        ((redis_id, fields),) = node.xrange(key, f'{number}-0', f'{number}-0')
+        fields[b'p'] = damaged(fields[b'p'])
+        node.delete(key)
+        node.xadd(key, fields, redis_id)
+
+    def log_of(self, store, stream):
+        return f'ding:{{{tag_of(store.run, shard_of(stream, NUM_GROUPS))}}}/{stream}:log'
+
+    def node_of(self, store, stream):
+        return self.cluster.node_of(slot_of(tag_of(store.run, shard_of(stream, NUM_GROUPS)))).raw
+
+
+@pytest.mark.long
+class TestClusterStoreWithSharedMemory(TestClusterStore):
+    @pytest.fixture(autouse=True)
+    def _directory(self, shared_directory):
+        self.directory = shared_directory
+        self.options = {}
+
+    def open(self, **options):
+        store = open_store(self.cluster.url(), f'shared-{next(_RUNS)}', host_cache_dir=str(self.directory), **options)
+        self.options[store.run] = options
+        return store
+
+    def another(self, store, **options):
+        options = {**self.options[store.run], **options}
+        return open_store(self.cluster.url(), store.run, host_cache_dir=str(self.directory), **options)
 
     def raw_log(self, store, stream):
         return [(*row[:3], payload_in(self.directory, row[3])) for row in super().raw_log(store, stream)]

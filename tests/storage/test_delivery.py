@@ -6,6 +6,7 @@ a durable reader must have seen when all has settled, and that nobody ever sees 
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from needs import IS_LONG
+from redis_cluster import RedisCluster
 from redis_server import RedisServer
 
 from ding_store.errors import AppendUnsettled, StoreTimeout, StoreUnavailable, StreamFull
@@ -23,6 +25,8 @@ from ding_store.storage.exactly_once import losses
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.memory.log import Log
 from ding_store.storage.memory.store import Memory, MemoryStore
+from ding_store.storage.redis import parts
+from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.store import NO_HOST_CACHE
@@ -157,7 +161,7 @@ class Delivery(RuleBasedStateMachine):
         assert sorted(self.seen) == sorted(self.appended)
         for store in self.stores:
             assert store.client.own_writer.num_unacked(STREAM) == 0
-        stream = self.readers_store.info().streams.get(STREAM)
+        stream = self.readers_store.stream_info(STREAM)
         assert stream is None or (stream.pending_bytes, stream.last - stream.floor) == (0, 0)
 
     def _append(self, writer):
@@ -288,7 +292,7 @@ class ShardedDelivery(RedisDelivery):
         return RedisStore(' '.join(reversed(servers)), self.run, max_pending_bytes=LIMIT)
 
     def session_of(self, store):
-        return store.client.server._on(STREAM).connection._session
+        return store.client.server.availability_of(STREAM)._session
 
     @rule()
     def lose_everything_of_the_other(self):
@@ -311,6 +315,121 @@ class ShardedDelivery(RedisDelivery):
         self.other_client.close()
 
 
+class ClusterDelivery(RedisDelivery):
+    """
+    The same in a cluster. Any call may come when the stream's slot is on its way to another node. It goes key by key:
+    some of the stream's keys and parts are here and some there, and no node runs a script.
+    """
+
+    cluster: RedisCluster
+    num_moves = 0
+
+    def __init__(self):
+        super().__init__()
+        self.client.close()
+        self.slot = slot_of(tag_of(self.run, shard_of(STREAM, NUM_GROUPS)))
+        self.moving = None
+
+    def open(self):
+        return RedisStore(self.cluster.url(), self.run, max_pending_bytes=4 * LIMIT)
+
+    def session_of(self, store):
+        self.client = self.cluster.node_of(self.slot).client
+        return store.client.server.availability_of(STREAM)._session
+
+    def forget_everything(self):
+        self.cluster.flush()
+
+    def snapshot(self):
+        self.arrive()
+        pattern = f'ding:{{{tag_of(self.run, shard_of(STREAM, NUM_GROUPS))}}}*'
+        node = self.cluster.node_of(self.slot).raw
+        return {key: (node.dump(key), max(0, node.pttl(key))) for key in node.scan_iter(pattern, count=1000)}
+
+    def restore(self, snapshot):
+        self.arrive()
+        node = self.cluster.node_of(self.slot).raw
+        node.flushall()
+        for key, (dumped, life_ms) in snapshot.items():
+            node.restore(key, life_ms, dumped)
+
+    @rule(count=st.integers(0, 12))
+    def move_some_keys(self, count):
+        """Begin to move the slot, or move more of its keys. Calls that need them wait, or raise StoreUnavailable."""
+        if self.moving is None:
+            nodes = self.cluster.nodes_with_slots()
+            source = self.cluster.node_of(self.slot)
+            self.moving = self.cluster.moving(self.slot, nodes[(nodes.index(source) + 1) % len(nodes)])
+            next(self.moving)
+            self.waits = contextlib.ExitStack()
+            for store in (*self.stores, self.readers_store):
+                self.waits.enter_context(store.nonblocking())
+        for _ in range(count):
+            if next(self.moving, None) is None:
+                self.arrive()
+                return
+
+    @rule()
+    def arrive(self):
+        """Move the rest. From now on the other node has the slot."""
+        if self.moving is None:
+            return
+        for _ in self.moving:
+            pass
+        self.moving = None
+        self.waits.close()
+        ClusterDelivery.num_moves += 1
+
+    @rule(writer=writers, counts=st.tuples(*[st.integers(0, 4)] * 4), wait=st.booleans())
+    def append_read_and_ack_on_the_way(self, writer, counts, wait):
+        steps = (lambda: self._append(writer), lambda: self.read(5), lambda: self.ack(wait), lambda: self._append(0))
+        for count, step in zip(counts, steps):
+            self.move_some_keys(count)
+            step()
+        self.arrive()
+
+    def during(self):
+        return contextlib.suppress(*((StoreUnavailable,) if self.moving is not None else ()))
+
+    @rule(count=st.integers(1, 5))
+    def read(self, count):
+        with self.during():
+            super().read(count)
+
+    @rule(wait=st.booleans())
+    def ack(self, wait):
+        with self.during():
+            super().ack(wait)
+
+    @rule()
+    def kill_the_reader(self):
+        self.arrive()  # A reader begins with a call that waits.
+        super().kill_the_reader()
+
+    @rule(writer=writers)
+    def idle_writer_looks(self, writer):
+        with self.during():
+            super().idle_writer_looks(writer)
+
+    def flush(self):
+        self.arrive()
+        for store in (*self.stores, self.readers_store):
+            store.stream_info(STREAM)  # This finds the node. Checks of writers skip a stream whose node is not known.
+        super().flush()
+
+    def _append(self, writer):
+        number, self.count = self.count, self.count + 1
+        self.writer_of[number] = writer
+        is_large = number % 3 == 0
+        try:
+            self.stores[writer].append(STREAM, {}, chunk(number, 200 if is_large else 4), timeout_s=0)
+        except (StoreTimeout, StreamFull):
+            return
+        except AppendUnsettled:
+            pass
+        self.appended.append(number)
+
+
 def test_delivery_in_memory_equals_a_model():
     run_state_machine_as_test(
         MemoryDelivery, settings=settings(max_examples=400 if IS_LONG else 150, stateful_step_count=40, deadline=None)
@@ -324,6 +443,24 @@ def test_delivery_on_redis_equals_a_model(redis_server):
 def test_delivery_on_two_servers_equals_a_model(redis_server, forgetful_server):
     ShardedDelivery.other = forgetful_server
     check_on_redis(ShardedDelivery, redis_server, num_examples=40 if IS_LONG else 6)
+
+
+def test_delivery_in_a_cluster_equals_a_model(redis_server, redis_cluster, monkeypatch):
+    monkeypatch.setattr(parts, 'INLINE_BYTES', 1000)
+    monkeypatch.setattr(parts, 'PART_BYTES', 400)
+    RedisDelivery.server, ClusterDelivery.cluster, ClusterDelivery.num_moves = redis_server, redis_cluster, 0
+    machine = ClusterDelivery()
+    machine.begin()
+    for writer, wait in itertools.product((0, 1), (False, True)):
+        machine.append_read_and_ack_on_the_way(writer, (1, 2, 4, 3), wait)
+    machine.teardown()
+    assert ClusterDelivery.num_moves >= 4
+    run_state_machine_as_test(
+        ClusterDelivery,
+        settings=settings(
+            max_examples=40 if IS_LONG else 5, stateful_step_count=30, deadline=None, phases=[Phase.generate]
+        ),
+    )
 
 
 def check_on_redis(machine, server, num_examples):

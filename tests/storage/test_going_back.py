@@ -221,6 +221,34 @@ def test_going_back_loses_nothing_for_a_slow_reader(opened, aged):
     assert reader.num_lost == 0
 
 
+@pytest.mark.parametrize('num_kept', [0, 3])
+def test_going_back_before_parts_are_fetched_loses_nothing(opened, aged, num_kept, monkeypatch):
+    """The reader has the record, and its parts are gone with it."""
+    one, other = opened(), opened()
+    reader = Reader(other, STREAM, 'learner')
+    append(one, *range(num_kept))
+    found = read(reader)
+    aged.keep()
+    one.append(STREAM, {}, chunk(3, LARGE))
+    server, ways = other.client.server, [aged.go_back]
+    plain = server.read
+
+    def read_and_go_back(stream, after, max_entries, timeout_s, fetch):
+        def go_back_and_fetch(*arguments):
+            if ways:
+                ways.pop()()
+            return fetch(*arguments)
+
+        return plain(stream, after, max_entries, timeout_s, go_back_and_fetch)
+
+    monkeypatch.setattr(server, 'read', read_and_go_back)
+    found += read(reader)
+    assert ways == []
+    found += read_all(reader, [one])
+    assert found == [*range(num_kept), 3]
+    assert (reader.num_lost, reader.num_corrupt) == (0, 0)
+
+
 @pytest.mark.parametrize('num_new', [pytest.param(1, marks=pytest.mark.long), 3])
 def test_going_back_loses_nothing_for_a_restarted_reader(opened, aged, num_new):
     one, unhurt = opened(), opened()

@@ -1,4 +1,4 @@
-"""One contract, three servers: every command of ``protocol.Server``, on Redis, in memory, and on two servers."""
+"""One contract: every command of ``protocol.Server``, on Redis, in memory, on two servers, and in a cluster."""
 
 import contextlib
 import itertools
@@ -30,6 +30,7 @@ from ding_store.storage.protocol import (
     Backfill,
     fetch_own,
 )
+from ding_store.storage.redis.cluster import ClusterServer
 from ding_store.storage.redis.server import RedisServer
 from ding_store.storage.shards.server import ShardedServer
 from ding_store.storage.shared_memory.transports import Reference
@@ -40,7 +41,7 @@ REFERENCE = Reference('0' * 32, 1, 2, 3, 4, 5).pack()
 PAYLOAD = encode({'number': 1}, {})
 
 
-@pytest.fixture(params=['redis', 'memory', 'shards'])
+@pytest.fixture(params=['redis', 'memory', 'shards', 'cluster'])
 def opened(request):
     """Returns a function that opens the servers of one run, one for each writer."""
     run, servers, memories = f'commands-{os.getpid()}-{next(_NUMBERS)}', [], (Memory(), Memory())
@@ -49,6 +50,9 @@ def opened(request):
     def opened(writer='a'):
         if url:
             servers.append(RedisServer(url, None, run, writer, RedisOptions()))
+        elif request.param == 'cluster':
+            nodes = request.getfixturevalue('redis_cluster').url()
+            servers.append(ClusterServer(nodes, run, writer, RedisOptions()))
         elif request.param == 'shards':
             servers.append(ShardedServer(run, [MemoryServer(memory, run, writer) for memory in memories]))
             servers[-1].connect()

@@ -325,6 +325,8 @@ OTHERS = {
     'MISCONF': 'MISCONF Errors writing to the AOF file: No space left on device. script: 0c, on @user_script:330.',
     'BUSY': 'BUSY Redis is busy running a script. You can only call FUNCTION KILL or SHUTDOWN NOSAVE.',
     'LOADING': 'LOADING Redis is loading the dataset in memory',
+    'MOVED': 'MOVED 3999 127.0.0.1:6381',
+    'ASK': 'ASK 3999 127.0.0.1:6381',
     'TRYAGAIN': 'TRYAGAIN Multiple keys request during rehashing of slot',
     'CLUSTERDOWN': 'CLUSTERDOWN The cluster is down',
     'UNBLOCKED': 'UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)',
@@ -338,8 +340,7 @@ DEFINITE = {
     'WRONGPASS': 'WRONGPASS invalid username-password pair or user is disabled.',
     'DENIED': 'DENIED Redis is running in protected mode',
     'WRONGTYPE': 'WRONGTYPE Operation against a key holding the wrong kind of value script: 0c',
-    'MOVED': 'MOVED 3999 127.0.0.1:6381',
-    'ASK': 'ASK 3999 127.0.0.1:6381',
+    'NOCLUSTER': 'ERR This instance has cluster support disabled',
     'CROSSSLOT': "CROSSSLOT Keys in request don't hash to the same slot",
     'UNKNOWN': 'ERR unknown command `EVALSHA`, with args beginning with: ',
     'NODB': 'ERR DB index is out of range',
@@ -432,6 +433,7 @@ NAMES = {
     'SCRIPTKILLED': '`ERR ... Script killed by user`',
     'UNKNOWN': '`ERR unknown command`',
     'NODB': '`ERR DB index is out of range`',
+    'NOCLUSTER': '`ERR ... cluster support disabled`',
     'NOREDIS': 'no reply of Redis',
 }
 

@@ -21,9 +21,10 @@ from ding_store.storage import client as client_module
 from ding_store.storage import open_store
 from ding_store.storage import store as store_module
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.memory.server import Memory, MemoryServer
 from ding_store.storage.protocol import Server
 from ding_store.storage.shards.placement import shard_of
-from ding_store.storage.shards.server_list import NAME
+from ding_store.storage.shards.server_list import NAME, ServerList
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.urls import address_of, check_url, names_several, servers_of
 
@@ -208,6 +209,26 @@ def test_two_first_processes_agree_on_one_list(servers, run):
         with pytest.raises(errors.ConfigError, match='is on the servers'):
             other.put(FIRST, {'other': 1}, {})
         assert one.get(FIRST).header == {}
+
+
+@pytest.mark.parametrize('is_the_same', [True, False])
+def test_list_published_during_a_check_is_compared(is_the_same):
+    memories = Memory(), Memory()
+    ours = [MemoryServer(memory, 'run', 'ours') for memory in memories]
+    for server, address in zip(ours, ('redis://a', 'redis://b')):
+        server.address = address
+    others = [MemoryServer(memory, 'run', 'others') for memory in memories]
+    for server, address in zip(others, ('redis://a', 'redis://b' if is_the_same else 'redis://c')):
+        server.address = address
+    info = ours[0].info
+
+    def publish_first():
+        ServerList('run', others).publish(0)
+        return info()
+
+    ours[0].info = publish_first
+    with contextlib.nullcontext() if is_the_same else pytest.raises(errors.ConfigError, match='redis://c'):
+        ServerList('run', ours).check()
 
 
 def test_looking_at_a_run_leaves_nothing(servers, run):

@@ -922,7 +922,7 @@ def silent(tmp_path, monkeypatch):
     for number in range(2):
         writer.append('s', {}, chunk(number))
     (first,) = far.read('s')
-    yield SimpleNamespace(now=now, far=far, first=first)
+    yield SimpleNamespace(now=now, far=far, first=first, writer=writer)
     writer.close()
 
 
@@ -960,6 +960,38 @@ def test_writer_is_given_up_despite_lost_connections(silent, monkeypatch):
         silent.now[0] += protocol.PATIENCE_S / 2
     assert [entry.is_lost for entry in seen] == [True]
     assert silent.now[0] == transports.MAX_PATIENCES * protocol.PATIENCE_S
+
+
+def test_writer_is_given_up_despite_restarts_of_the_server(silent):
+    """Each restart with the data of a disk begins an epoch, in which the same entry waits for the same writer."""
+    disk = silent.far.snapshot()
+    reader = Reader(silent.far, 's', 'far')
+    assert [number_of(entry) for entry in reader.read()] == [0]
+    for _ in range(3 * transports.MAX_PATIENCES):
+        silent.far.lose_memory(keep=disk)
+        reader.read()
+        if reader.num_lost:
+            break
+        silent.now[0] += protocol.PATIENCE_S / 2
+    assert reader.num_lost == 1
+    assert silent.now[0] == transports.MAX_PATIENCES * protocol.PATIENCE_S
+
+
+def test_writer_that_answered_is_awaited_anew_after_a_restart(silent):
+    reader = Reader(silent.far, 's', 'far')
+    assert [number_of(entry) for entry in reader.read()] == [0]
+    assert reader.read() == []
+    disk = silent.far.snapshot()
+    silent.writer.client.own_writer.check_stream('s')
+    assert [number_of(entry) for entry in reader.read()] == [1]
+    silent.now[0] += 2 * transports.MAX_PATIENCES * protocol.PATIENCE_S
+    silent.far.lose_memory(keep=disk)
+    reader = Reader(silent.far, 's', 'far')
+    assert [number_of(entry) for entry in reader.read(1)] == [0]
+    assert reader.read(1) == []
+    silent.now[0] += protocol.PATIENCE_S - 1
+    assert reader.read(1) == []
+    assert reader.num_lost == 0
 
 
 def test_unread_ring_of_a_dead_writer_stays_until_read(opened):

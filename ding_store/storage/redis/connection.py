@@ -24,6 +24,7 @@ from ding_store.errors import (
 )
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.protocol import Availability
+from ding_store.storage.redis.groups import Group
 from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
 from ding_store.storage.redis.sentinels import sentinels_of
@@ -54,8 +55,8 @@ _ERRORS = {
 _CONNECT_S, _START_S = 10.0, 30.0
 #: Limits of the time that one attempt to reconnect has.
 _TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
-#: Longest pause between two attempts. Sentinels name another primary within seconds, so their clients look more often.
-_PAUSE_S, _SENTINEL_PAUSE_S = 1.0, 0.25
+#: Longest pause between two attempts. Sentinels and clusters name another primary within seconds: look more often.
+_PAUSE_S, _FINDER_PAUSE_S = 1.0, 0.25
 
 #: Interval in which a non-blocking call checks if the server is away, while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
@@ -71,19 +72,28 @@ class Connection(Availability):
         - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
         - generation_key (:obj:`str`): See ServerGeneration.
+        - group (:obj:`Optional[Group]`): Finds the server, if it is a node of a cluster.
     """
 
-    def __init__(self, url: str, directory: Optional[str], options: RedisOptions, generation_key: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        directory: Optional[str],
+        options: RedisOptions,
+        generation_key: str,
+        group: Optional[Group] = None,
+    ) -> None:
         self.address = address_of(url) if directory is None else f'embedded://{directory}'
         self.num_sessions = 0
         self._url = url
-        self._sentinels = sentinels_of(url)
+        self._group = group
+        self._finder = group or sentinels_of(url)  # None: the URL is the server's
         self._directory = directory
         self._options = options
         self._generation_key = generation_key
         self.advice = ''  # see ``Server.advice``
         self._last_run_id = ''  # of the session before
-        self._lost: Optional[Exception] = None  # why the session before was lost, if that is not logged yet
+        self._lost: Optional[redis.RedisError] = None  # why the session before was lost, if that is not logged yet
         #: Called once after each reconnect, by the next call that may block: the server may have lost its memory.
         self.after_reconnect: Callable[[], None] = lambda: None
         self._num_restored = 0  # value of ``num_sessions`` at the last ``after_reconnect``
@@ -174,7 +184,7 @@ class Connection(Availability):
                 raise self._unavailable(what, error) from error
             # Spread the attempts: all processes of a run lose their server at the same moment.
             self._closed.wait(min(delay_s, max(0.0, deadline - time.monotonic())) * random.uniform(0.5, 1.0))
-            delay_s = min(_PAUSE_S if self._sentinels is None else _SENTINEL_PAUSE_S, delay_s * 2)
+            delay_s = min(_PAUSE_S if self._finder is None else _FINDER_PAUSE_S, delay_s * 2)
 
     def _wait_began(self) -> float:
         """Return when the wait began that this thread's calls share, or the current time if they share none."""
@@ -305,13 +315,16 @@ class Connection(Availability):
                     check_files(self._url)
                 url, num_ends = self._target(until)
                 in_key = self._options.server_generation == 'key'
-                generation = ServerGeneration(self.address, num_ends, self._generation_key, in_key)
+                generation = ServerGeneration(
+                    self.address, num_ends, self._generation_key, in_key, self._group is not None
+                )
                 client = make_client(
                     url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
                 )
                 client.info('server')
                 self._note_session(generation)
-                session = self._session = ServerSession(client, self._scripts, generation)
+                guard = () if self._group is None else self._group.guard
+                session = self._session = ServerSession(client, self._scripts, generation, guard=guard)
                 if self._closed.is_set():
                     session.close()  # close() may have run before this session was set
                     self._check_open()
@@ -357,8 +370,8 @@ class Connection(Availability):
 
     def _target(self, until: float) -> Tuple[str, int]:
         """Return the server's URL, and how often its data was put aside."""
-        if self._sentinels is not None:
-            return self._sentinels.find_primary(), 0
+        if self._finder is not None:
+            return self._finder.find_primary(), 0
         if self._directory is None:
             return self._url, 0
         from ding_store.storage.embedded.private_server import (  # Only embedded servers need this import.
@@ -369,7 +382,7 @@ class Connection(Availability):
         socket = ensure_server(self._directory, self._options.grace_s, _left_s(until))
         return f'unix://{quote(socket)}', num_ends(self._directory)
 
-    def _drop(self, session: Optional[ServerSession], error: Exception) -> None:
+    def _drop(self, session: Optional[ServerSession], error: redis.RedisError) -> None:
         self._check_open(error)
         if session is None:
             return
@@ -387,14 +400,16 @@ class Connection(Availability):
         self.num_sessions += 1
         if generation.advice and not self.advice:
             self.advice = generation.advice
-            logger.warning('%s', self.advice)
+            if self._group is None or self._group.is_news(self.advice):
+                logger.warning('%s', self.advice)
 
     def _log_loss(self, is_harmless: bool) -> None:
         """Log why the connection was lost. Services close idle ones, which is harmless while the server is the same."""
         error, self._lost = self._lost, None
         if error is not None:
-            level = logging.INFO if is_harmless or self._is_over else logging.WARNING
-            logger.log(level, 'lost the connection to %s: %s', self.address, error)
+            has_moved = code_of(error) == 'MOVED'
+            level = logging.INFO if is_harmless or has_moved or self._is_over else logging.WARNING
+            logger.log(level, 'lost the connection to %s: %s', self.address, text_of(error))
 
     def _note_success(self, what: str) -> None:
         self._away_since = 0.0
@@ -432,15 +447,15 @@ class Connection(Availability):
             return StoreUnavailable(self._explained(what, error))
         if is_tls_error(error):
             return StoreDenied(f'{what}: {self.address}: TLS failed: {error}')
-        url = self._url if self._sentinels is None else self._sentinels.server_url
+        url = self._url if self._finder is None else self._finder.server_url
         if url.startswith('rediss:') and speaks_plainly(url):
             return StoreDenied(
                 f'{what}: {self.address} does not speak TLS. Use redis:// in the URL, or set its tls-port.'
             )
         if url.startswith('redis:') and self.num_sessions == 0 and speaks_tls(url):
             return StoreDenied(f'{what}: {self.address} speaks TLS. Use rediss://, see docs/howto/security.md.')
-        if self._sentinels is not None:
-            return StoreUnavailable(f'{what}: {self._sentinels.explain_away()}. Cause: {error}')
+        if self._finder is not None:
+            return StoreUnavailable(f'{what}: {self._finder.explain_away()}. Cause: {error}')
         if self._directory is None:
             return StoreUnavailable(self._explained(what, error))
         return StoreUnavailable(

@@ -66,8 +66,10 @@ class RedisEntries:
 
         payload, size, (epoch, floor, freed, base) = self._connection.call(f'read {stream!r}', command)
         chain = (size or b'').partition(b':')[2].decode()
-        is_another = bool(chain and record.id.chain) and chain != record.id.chain
-        is_over, is_held = is_another or epoch != record.id.epoch.encode(), number > int(floor or 0)
+        is_held = number > int(floor or 0)
+        # A server that went back in time does not have the entry yet, or has another one under its number.
+        is_another = is_held and (size is None or (chain != record.id.chain and bool(chain and record.id.chain)))
+        is_over = is_another or epoch != record.id.epoch.encode()
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
             return Backfilled(None, how, int(freed or 0))

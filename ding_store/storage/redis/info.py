@@ -8,44 +8,45 @@ from __future__ import annotations
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from ding_store.storage.base import StreamInfo
+from ding_store.storage.redis.keys import RunKeys
 from ding_store.storage.redis.server_session import ServerSession
 
 Hash = Mapping[bytes, bytes]
 
 
-def read_streams(session: ServerSession, run: str) -> Dict[str, StreamInfo]:
-    names = _indexed(session, run, 'stream')
+def read_streams(session: ServerSession, keys: RunKeys) -> Dict[str, StreamInfo]:
+    names = _indexed(session, keys, 'stream')
     pipe = session.client.pipeline(transaction=False)
     for name in names:
-        pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
-        pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers')
+        pipe.hgetall(keys.of(name, 'meta'))
+        pipe.hgetall(keys.of(name, 'readers'))
     found: List[Any] = pipe.execute()
     streams = {name: _stream(meta, readers) for name, meta, readers in zip(names, found[::2], found[1::2])}
     return {name: stream for name, stream in streams.items() if stream is not None}
 
 
-def read_stream(session: ServerSession, run: str, name: str) -> Optional[StreamInfo]:
+def read_stream(session: ServerSession, keys: RunKeys, name: str) -> Optional[StreamInfo]:
     pipe = session.client.pipeline(transaction=False)
-    pipe.hgetall(f'ding:{{{run}/{name}/0}}:meta')
-    meta, readers = pipe.hgetall(f'ding:{{{run}/{name}/0}}:readers').execute()
+    pipe.hgetall(keys.of(name, 'meta'))
+    meta, readers = pipe.hgetall(keys.of(name, 'readers')).execute()
     return _stream(meta, readers)
 
 
-def read_values(session: ServerSession, run: str) -> Dict[str, int]:
-    names = _indexed(session, run, 'value')
+def read_values(session: ServerSession, keys: RunKeys) -> Dict[str, int]:
+    names = _indexed(session, keys, 'value')
     pipe = session.client.pipeline(transaction=False)
     for name in names:
-        pipe.hget(f'ding:{{{run}/{name}/0}}:version', 'version')
+        pipe.hget(keys.of(name, 'version'), 'version')
     return {name: int(version) for name, version in zip(names, pipe.execute()) if version is not None}
 
 
-def read_counters(session: ServerSession, run: str) -> Dict[str, int]:
-    counters: Any = session.client.hgetall(f'ding:{{{run}}}:counters')
+def read_counters(session: ServerSession, keys: RunKeys) -> Dict[str, int]:
+    counters: Any = session.client.hgetall(keys.counters)
     return {name.decode(): int(count) for name, count in counters.items()}
 
 
-def _indexed(session: ServerSession, run: str, kind: str) -> List[str]:
-    members: Any = session.client.smembers(f'ding:{{{run}}}:index')
+def _indexed(session: ServerSession, keys: RunKeys, kind: str) -> List[str]:
+    members: Any = session.client.smembers(keys.index)
     pairs = (member.decode().split(':', 1) for member in members)
     return sorted(name for found, name in pairs if found == kind)
 

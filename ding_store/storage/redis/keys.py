@@ -4,6 +4,9 @@ Keys of run R:  ding:{R/<stream>/0}:meta, :log, :sizes, :room, :readers, :filled
                 ding:{R/<stream>/0}:ends                          outlives its run for a day, see lua/stream.lua
                 ding:{R/<value>/0}:value, :version, :wants                see lua/value.lua
                 ding:{R}:counters  hash    ding:{R}:index  set of "stream:<name>" and "value:<name>"
+
+In a cluster, the names of a run are in groups, and a group's keys have one tag T, and so one slot, see groups.py:
+ding:{T}/<stream>:meta, ding:{T}:index, and so on.
 """
 
 from __future__ import annotations
@@ -21,9 +24,9 @@ VALUE_PARTS = ('value', 'version', 'wants')
 _STREAM_PARTS = ('meta', 'log', 'sizes', 'room', 'readers', 'filled', 'planes')
 
 
-def generation_key(run: str) -> str:
+def generation_key(run: str, tag: str = '') -> str:
     """Return the key whose random value stands for a server generation where INFO cannot: see ServerGeneration."""
-    return f'ding:{{{run}}}:generation'
+    return f'ding:{{{tag or run}}}:generation'
 
 
 class RunKeys:
@@ -32,20 +35,21 @@ class RunKeys:
         The Redis keys of a run, for one process. Thread-safe.
     Arguments:
         - run (:obj:`str`): The run's name.
+        - tag (:obj:`str`): The hash tag of all keys. '': each name has its own.
     """
 
-    def __init__(self, connection: Connection, run: str) -> None:
-        self.counters = f'ding:{{{run}}}:counters'
-        self._generation = generation_key(run)
+    def __init__(self, connection: Connection, run: str, tag: str = '') -> None:
+        self.counters = f'ding:{{{tag or run}}}:counters'
+        self.index = f'ding:{{{tag or run}}}:index'
+        self._generation = generation_key(run, tag)
         self._connection = connection
-        self._run = run
-        self._index = f'ding:{{{run}}}:index'
+        self._run, self._tag = run, tag
         self._listed: Set[str] = set()
         self._of_streams: Dict[str, List[str]] = {}
         self._tokens, self._num_tokens = f'{uuid.uuid4().hex[:16]}-', itertools.count()
 
     def of(self, name: str, part: str) -> str:
-        return f'ding:{{{self._run}/{name}/0}}:{part}'
+        return f'ding:{{{self._tag}}}/{name}:{part}' if self._tag else f'ding:{{{self._run}/{name}/0}}:{part}'
 
     def of_value(self, name: str) -> List[str]:
         return [self.of(name, part) for part in VALUE_PARTS]
@@ -54,7 +58,7 @@ class RunKeys:
         """Put a stream or value on the list of the run's names, once. ``again``: also if it was put there before."""
         member = f'{kind}:{name}'
         if again or member not in self._listed:
-            self._connection.call('index', lambda session: session.run('index', [self._index, self.counters], member))
+            self._connection.call('index', lambda session: session.run('index', [self.index, self.counters], member))
             self._listed.add(member)
 
     def doubt_list(self) -> None:
@@ -70,16 +74,16 @@ class RunKeys:
         members = [f'{kind}:{name}' for kind in ('stream', 'value')]
         self._listed.difference_update(members)
         self._of_streams.pop(name, None)
-        session.client.srem(self._index, *members)
+        session.client.srem(self.index, *members)
         return int(session.client.hdel(self.counters, name))
 
     def delete(self, session: ServerSession, names: Iterable[str]) -> None:
         """Delete all keys of the run. ``Store.delete`` keeps the writers' numbers, but no process writes any more."""
-        members: Any = session.client.smembers(self._index)
+        members: Any = session.client.smembers(self.index)
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
             session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
             session.client.delete(*self.of_value(name))
-        session.client.delete(self._index, self.counters, self._generation)
+        session.client.delete(self.index, self.counters, self._generation)
 
     def command(self, session: ServerSession, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
         token = f'{session.generation.run_id}{self._tokens}{next(self._num_tokens):x}'

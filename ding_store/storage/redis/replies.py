@@ -41,7 +41,12 @@ REPLIES: Dict[str, Reply] = {
     'BUSY': Reply(
         ReplyKind.RETRY, 'runs a long script of another client', 'End the script with "redis-cli SCRIPT KILL"'
     ),
-    'CLUSTERDOWN': Reply(ReplyKind.RETRY, 'is a cluster that is down', 'Use a single server'),
+    'ASK': Reply(ReplyKind.RETRY, 'is moving this slot to another node', 'Finish the resharding of the cluster'),
+    'CLUSTERDOWN': Reply(
+        ReplyKind.RECONNECT,
+        'is a cluster without one of its primaries',
+        'Start the primary or a replica of it, and set cluster-require-full-coverage to no on all nodes',
+    ),
     'LOADING': Reply(ReplyKind.RECONNECT, 'is loading its data', 'Wait until it has finished'),
     'MASTERDOWN': Reply(
         ReplyKind.RECONNECT, 'is a replica without its primary', 'Put the address of the primary into the URL'
@@ -53,7 +58,10 @@ REPLIES: Dict[str, Reply] = {
     ),
     'READONLY': Reply(ReplyKind.RECONNECT, 'is a read-only replica', 'Put the address of the primary into the URL'),
     'SCRIPTKILLED': Reply(ReplyKind.RETRY, 'was made to end a script', 'Do not kill scripts of ding_store'),
-    'TRYAGAIN': Reply(ReplyKind.RETRY, 'is moving keys', 'Use a single server'),
+    'MOVED': Reply(
+        ReplyKind.RECONNECT, 'has this slot on another node', 'Use redis+cluster:// with the addresses of its nodes'
+    ),
+    'TRYAGAIN': Reply(ReplyKind.RETRY, 'is moving this slot to another node', 'Finish the resharding of the cluster'),
     'UNBLOCKED': Reply(ReplyKind.RECONNECT, 'ended a blocking read', 'Check if it became a replica'),
     'OOM': Reply(ReplyKind.FULL, 'is at its maxmemory', 'Raise maxmemory, or lower max_pending_bytes'),
     'NOAUTH': Reply(
@@ -62,7 +70,10 @@ REPLIES: Dict[str, Reply] = {
         'Check user and password in its URL: --store, or DING_STORE_URL in the environment',
     ),
     'NOPERM': Reply(ReplyKind.DENIED, 'denies access', 'Give its user the rights in docs/howto/security.md'),
-    'ASK': Reply(ReplyKind.UNSUITABLE, 'is part of a Redis cluster, which is not yet supported', 'Use a single server'),
+    'CROSSSLOT': Reply(
+        ReplyKind.UNSUITABLE, 'is part of a Redis cluster', 'Use redis+cluster:// with the addresses of its nodes'
+    ),
+    'NOCLUSTER': Reply(ReplyKind.UNSUITABLE, 'is no Redis cluster', 'Use redis:// in its URL'),
     'NODB': Reply(ReplyKind.SETTING, 'has no such database', 'Use a lower number in the URL, or raise its "databases"'),
     'NOREDIS': Reply(ReplyKind.UNSUITABLE, 'is no Redis server', 'Check host and port in the URL'),
     'UNKNOWN': Reply(
@@ -75,7 +86,6 @@ REPLIES: Dict[str, Reply] = {
     ),
 }
 REPLIES.update(dict.fromkeys(('WRONGPASS', 'DENIED'), REPLIES['NOAUTH']))
-REPLIES.update(dict.fromkeys(('MOVED', 'CROSSSLOT'), REPLIES['ASK']))
 
 _LOST = Reply(ReplyKind.RECONNECT, 'cannot be reached', 'Start a redis-server there, or use embedded://')
 _OTHER = Reply(ReplyKind.DEFINITE, 'replied with an error', 'Look for it in the documentation of Redis')
@@ -92,7 +102,8 @@ _CLASSES = (
     ('MasterDownError', 'MASTERDOWN'),
     ('ClusterDownError', 'CLUSTERDOWN'),
     ('TryAgainError', 'TRYAGAIN'),
-    ('AskError', 'ASK'),  # and MovedError
+    ('MovedError', 'MOVED'),
+    ('AskError', 'ASK'),  # after MovedError, which is one
     ('ClusterCrossSlotError', 'CROSSSLOT'),
     ('InvalidResponse', 'NOREDIS'),
 )
@@ -108,6 +119,7 @@ _TEXTS = {
     'DB index is out of range': 'NODB',
     'invalid DB index': 'NODB',
     'unknown command': 'UNKNOWN',
+    'cluster support disabled': 'NOCLUSTER',
 }
 #: Codes of replies that deny a user access.
 _REFUSED = ('NOAUTH', 'NOPERM', 'WRONGPASS', 'DENIED')
@@ -132,8 +144,10 @@ def code_of(error: redis.RedisError) -> str:
 
 
 def text_of(error: redis.RedisError) -> str:
-    """Return the server's text without the prefixes of redis-py and scripts."""
-    return _AROUND.sub('', str(error), count=1)
+    """Return the server's text without the prefixes of redis-py and scripts, and with the code of a redirection."""
+    text = _AROUND.sub('', str(error), count=1)
+    is_redirected = isinstance(error, redis.exceptions.AskError)  # redis-py takes the code off
+    return f'{code_of(error)} {text}' if is_redirected else text
 
 
 def meaning_of(error: redis.RedisError) -> Reply:

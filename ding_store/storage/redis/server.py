@@ -28,6 +28,7 @@ from ding_store.storage.protocol import (
 from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.entries import RedisEntries
+from ding_store.storage.redis.groups import Group
 from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys, generation_key
 from ding_store.storage.redis.notifications import RedisNotifications
@@ -45,6 +46,7 @@ class RedisServer(Server):
     Arguments:
         - url (:obj:`str`): URL of a server or of its sentinels. Unused if there is a directory.
         - directory (:obj:`Optional[str]`): The directory of the embedded server. None for another server.
+        - group (:obj:`Optional[Group]`): The names of the run that this server has, if it is a node of a cluster.
     Attributes:
         - connection (:obj:`Connection`): The connection on which every command goes.
         - keys (:obj:`RunKeys`): The names of the run's keys.
@@ -52,17 +54,27 @@ class RedisServer(Server):
 
     max_payload_bytes = MAX_BYTES
 
-    def __init__(self, url: str, directory: Optional[str], run: str, writer: str, options: RedisOptions) -> None:
+    def __init__(
+        self,
+        url: str,
+        directory: Optional[str],
+        run: str,
+        writer: str,
+        options: RedisOptions,
+        group: Optional[Group] = None,
+    ) -> None:
         super().__init__(writer)
         self._run_name = run
         self._directory = directory
-        self.connection = self.availability = Connection(url, directory, options, generation_key(run))
+        tag = '' if group is None else group.tag
+        self.connection = Connection(url, directory, options, generation_key(run, tag), group)
+        self.availability = self.connection
         self.connection.after_reconnect = self._restore
         self.address = self.connection.address
         self.patience_s = max(PATIENCE_S, 1.5 * options.reconnect_timeout_s)
         self.keeps_data = directory is not None  # in its append-only file
         self.min_replicas = options.min_replicas
-        self.keys = RunKeys(self.connection, run)
+        self.keys = RunKeys(self.connection, run, tag)
         self._appends = RedisAppends(self.connection, self.keys, writer)
         self._parts = Parts(self.connection)
         self._entries = RedisEntries(self.connection, self.keys, self._parts)
@@ -189,14 +201,14 @@ class RedisServer(Server):
 
     def info(self) -> StoreInfo:
         def read(session: ServerSession) -> StoreInfo:
-            streams, values = read_streams(session, self._run_name), read_values(session, self._run_name)
-            server, counters = session.generation.server, read_counters(session, self._run_name)
+            streams, values = read_streams(session, self.keys), read_values(session, self.keys)
+            server, counters = session.generation.server, read_counters(session, self.keys)
             return StoreInfo(self.address, self._run_name, server, streams, values, counters)
 
         return self.connection.call('info', read)
 
     def stream_info(self, stream: str) -> Optional[StreamInfo]:
-        return self.connection.call('info', lambda session: read_stream(session, self._run_name, stream))
+        return self.connection.call('info', lambda session: read_stream(session, self.keys, stream))
 
     def advance(self, stream: str, reader: str, entry_id: EntryId, name: str, header: Header) -> None:
         """

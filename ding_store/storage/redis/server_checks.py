@@ -83,6 +83,7 @@ class ServerGeneration:
         Makes sure that all connections of a session lead to the same server generation. Scripts receive its
         ``run_id``, and compare it with the one stored in the stream.
     Arguments:
+        - in_cluster (:obj:`bool`): Whether the server must be a node of a cluster, or none.
         - key (:obj:`str`): A key of the run. Its random value is the run id if INFO has none, and with ``in_key``. Each
           new connection keeps it for a week. A server that lost its memory has lost it as well.
     Attributes:
@@ -92,13 +93,13 @@ class ServerGeneration:
         - num_ends (:obj:`int`): How often data in the embedded server's directory was put aside after a run ended.
     """
 
-    def __init__(self, address: str, num_ends: int, key: str, in_key: bool = False) -> None:
+    def __init__(self, address: str, num_ends: int, key: str, in_key: bool = False, in_cluster: bool = False) -> None:
         self.run_id = ''
         self.server = ''
         self.advice = ''
         self.num_ends = num_ends
         self._address = address
-        self._key, self._in_key = key, in_key
+        self._key, self._in_key, self._in_cluster = key, in_key, in_cluster
         self._lock = threading.Lock()
 
     def greet(self, connection: Any) -> None:
@@ -117,8 +118,8 @@ class ServerGeneration:
 
     def _greet(self, connection: Any) -> None:
         connection.on_connect()
-        facts = _facts(_ask(connection, 'INFO'))
-        server = examine(facts, self._address)
+        facts = facts_of(_ask(connection, 'INFO'))
+        server = examine(facts, self._address, self._in_cluster)
         run_id = '' if self._in_key else facts.get('run_id', '')
         if not re.fullmatch('[0-9a-f]{40}', run_id):
             run_id = self._in_its_key(connection)
@@ -142,13 +143,14 @@ def _ask(connection: Any, *command: Any) -> Any:
     return connection.read_response()
 
 
-def _facts(reply: Any) -> Dict[str, str]:
+def facts_of(reply: Any) -> Dict[str, str]:
+    """Return the fields of a reply to INFO."""
     text = reply.decode() if isinstance(reply, bytes) else str(reply)
     lines = (line.partition(':') for line in text.splitlines() if ':' in line)
     return {name: fact for name, _, fact in lines}
 
 
-def examine(facts: Mapping[str, str], address: str) -> str:
+def examine(facts: Mapping[str, str], address: str, in_cluster: bool = False) -> str:
     """
     Overview:
         Return the server's name and version from its INFO, after checking that it can keep data.
@@ -172,8 +174,10 @@ def examine(facts: Mapping[str, str], address: str) -> str:
         raise StoreUnsuitable(
             f'{address} is an active replica of KeyDB: two servers would number entries alike. Turn active-replica off.'
         )
-    if facts.get('cluster_enabled', '0') != '0':
-        raise StoreUnsuitable(f'{address} is part of a Redis cluster, which is not yet supported. Use a single server.')
+    if facts.get('cluster_enabled', '0') != '0' and not in_cluster:
+        raise StoreUnsuitable(
+            f'{address} is part of a Redis cluster. Use redis+cluster:// with the addresses of its nodes.'
+        )
     if facts.get('loading', '0') != '0':
         raise redis.exceptions.BusyLoadingError('loading:1')
     if facts.get('role') == 'slave':

@@ -33,6 +33,7 @@ class ServerSession:
     # Idle connections for scripts and parts. The pool counts them as in use: returning them costs a third of an append.
     spare: Deque[Any] = field(default_factory=deque)
     known: Set[str] = field(default_factory=set)  # scripts that the server has loaded
+    guard: Tuple[str, ...] = ()  # further keys of each script, see ``Group.guard``
 
     def _borrow(self) -> Any:
         try:
@@ -114,9 +115,8 @@ class ServerSession:
         _, reply, reached = self.ask(load, self._evalsha(sha, keys, arguments), ('WAIT', num_replicas, timeout_ms))
         return reply, int(reached)
 
-    @staticmethod
-    def _evalsha(sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
-        return ('EVALSHA', sha, len(keys), *keys, *arguments)
+    def _evalsha(self, sha: str, keys: Sequence[str], arguments: Tuple[Argument, ...]) -> Tuple[Argument, ...]:
+        return ('EVALSHA', sha, len(keys) + len(self.guard), *keys, *self.guard, *arguments)
 
     def run(self, script: str, keys: Sequence[str], *arguments: Argument, before: Optional[Before] = None) -> Any:
         """
@@ -146,7 +146,7 @@ class ServerSession:
                     raise refused from None
                 connection.send_command('SCRIPT', 'LOAD', text)
                 connection.read_response()
-                connection.send_command('EVALSHA', sha, len(keys), *keys, *arguments)
+                connection.send_command(*self._evalsha(sha, keys, arguments))
                 reply = connection.read_response()
             if refused is not None:
                 raise has_run(refused)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Tuple
 from ding_store.errors import ConfigError
 from ding_store.storage.options import (
     ALL_OPTIONS,
-    SENTINEL_DEFAULTS,
+    FAILOVER_DEFAULTS,
     HostOptions,
     check_name,
     redis_options,
@@ -16,6 +16,7 @@ from ding_store.storage.options import (
     stream_options,
 )
 from ding_store.storage.protocol import Server
+from ding_store.storage.redis.cluster import ClusterServer
 from ding_store.storage.redis.server import RedisServer
 from ding_store.storage.shards.server import ShardedServer
 from ding_store.storage.store import NO_HOST_CACHE, Store
@@ -24,6 +25,7 @@ from ding_store.storage.urls import (
     directory_of,
     embedded_url,
     has_sentinels,
+    names_cluster,
     names_several,
     scheme_of,
     servers_of,
@@ -34,8 +36,9 @@ class RedisStore(Store):
     """
     Overview:
         A store in the server of a ``redis://``, ``rediss://``, ``unix://`` or ``embedded://`` URL, or in the primary of
-        a ``redis+sentinel://`` or ``rediss+sentinel://`` URL, or in the servers of a list of such URLs. Pickles as its
-        URL and options. A copy made by unpickling or ``fork`` opens its own connections and is a new writer.
+        a ``redis+sentinel://`` or ``rediss+sentinel://`` URL, or in the servers of a list of such URLs, or in the nodes
+        of the cluster of a ``redis+cluster://`` or ``rediss+cluster://`` URL. Pickles as its URL and options. A copy
+        made by unpickling or ``fork`` opens its own connections and is a new writer.
     Arguments:
         - url (:obj:`str`): A URL, or several with spaces in between, see ``config.join_urls``.
         - connect (:obj:`bool`): True: connect now. False: connect on the first use.
@@ -55,8 +58,8 @@ class RedisStore(Store):
         self._url = url
         self._options = dict(options)
         check_url(url)
-        if any(map(has_sentinels, servers_of(url))):
-            options = {**SENTINEL_DEFAULTS, **options}
+        if names_cluster(url) or any(map(has_sentinels, servers_of(url))):
+            options = {**FAILOVER_DEFAULTS, **options}
         self._directory = directory = directory_of(url, run)
         streams, redis = stream_options(options), redis_options(options)
         refuse_rest(scheme_of(url), options, ALL_OPTIONS)
@@ -66,6 +69,8 @@ class RedisStore(Store):
             )
 
         def open_server(writer: str) -> Server:
+            if names_cluster(url):
+                return ClusterServer(url, run, writer, redis)
             if names_several(url):
                 return ShardedServer(run, [RedisServer(one, None, run, writer, redis) for one in servers_of(url)])
             return RedisServer(url, directory, run, writer, redis)

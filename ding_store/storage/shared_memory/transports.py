@@ -56,7 +56,8 @@ def unpack(payload: bytes) -> Reference:
     return Reference(file.hex(), *numbers)
 
 
-#: Limit on the total wait for one writer, in multiples of ``Client.patience_s``, if the connection is lost repeatedly.
+#: Limit on the total wait for one entry, in multiples of ``Server.patience_s``, however often connections are lost or
+#: the server restarts.
 MAX_PATIENCES = 5
 #: Number of requests to ended writers that are kept before they are removed.
 SPARE_ASKED = 64
@@ -72,7 +73,8 @@ class Asked(NamedTuple):
     upto: int  # number of the last entry that was requested
     since: float  # time of the request, or of the writer's latest backfill since
     num_sessions: int  # our sessions at that time: without a server no writer can backfill
-    begun: float  # time of the first request or of the latest backfill, across sessions
+    begun: float  # time of the first request or of the latest backfill, across sessions and epochs
+    sequence: int  # of the first entry that was requested, by its writer's count: the same in all epochs. -1: it came
 
     def is_of(self, entry_id: EntryId) -> bool:
         return self.epoch == entry_id.epoch and entry_id.number <= self.upto
@@ -151,13 +153,14 @@ class Resolver:
         asked = self._asked.get((stream, record.writer))
         num_sessions = self._client.server.availability_of(stream).num_sessions
         since = begun = time.monotonic()
-        if asked is not None and asked.is_of(record.id):
-            if asked.num_sessions == num_sessions:
-                return asked.since
+        if asked is not None and asked.is_of(record.id) and asked.num_sessions == num_sessions:
+            return asked.since
+        if asked is not None and (asked.is_of(record.id) or asked.sequence == record.sequence):
             begun = asked.begun
             since = min(since, begun + (MAX_PATIENCES - 1) * self._client.server.patience_s)
         if self._fate_of(stream, record) == WAITING:
-            asked = Asked(record.id.epoch, self._newest_of(stream, record), since, num_sessions, begun)
+            newest = self._newest_of(stream, record)
+            asked = Asked(record.id.epoch, newest, since, num_sessions, begun, record.sequence)
             self._complain(stream, record)
             self._asked[stream, record.writer] = asked
             if len(self._asked) > self._max_asked:
@@ -184,7 +187,7 @@ class Resolver:
         asked = self._asked.get((stream, record.writer))
         if asked is not None and asked.is_of(record.id):
             now = time.monotonic()
-            self._asked[stream, record.writer] = asked._replace(since=now, begun=now)
+            self._asked[stream, record.writer] = asked._replace(since=now, begun=now, sequence=-1)
 
     def _is_lost(self, stream: str, record: StoredEntry) -> bool:
         found = self._fate_of(stream, record)
