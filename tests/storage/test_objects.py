@@ -96,7 +96,7 @@ def test_deleted_object_is_gone_on_both_hosts(opened):
     for ref in refs[:2]:
         with pytest.raises(ObjectGone, match=f'object {ref} is gone: it was deleted'):
             there.get(ref)
-    eventually(lambda: here.info().in_memory.count == 1, 'the other host deletes them')
+    eventually(lambda: here.info().in_memory.num_objects == 1, 'the other host deletes them')
     with pytest.raises(ObjectGone, match='was deleted'):
         here.get(refs[0])
     assert here.get(refs[2]).arrays['x'][0] == 2
@@ -248,8 +248,8 @@ def test_cache_of_a_tenth_of_the_data_has_all_of_it(tmp_path):
         refs = [objects.put(arrays(20 * KB, number % 251), {'n': number}) for number in range(400)]
         info = objects.info()
         assert info.in_memory.num_bytes <= 800 * KB
-        assert info.in_memory.count + info.spilled.count == 400
-        assert info.spilled.count > 350
+        assert info.in_memory.num_objects + info.spilled.num_objects == 400
+        assert info.spilled.num_objects > 350
         for number in np.random.default_rng(0).integers(0, 400, 500).tolist():
             found = objects.get(refs[number])
             assert found.header == {'n': number}
@@ -278,7 +278,7 @@ def test_writes_above_the_rate_are_not_spilled(tmp_path):
             objects.put(arrays(3 * KB))
         info = objects.info()
         assert info.counts['not_spilled'] >= 50
-        assert 1 <= info.spilled.count < 40
+        assert 1 <= info.spilled.num_objects < 40
 
 
 def tmpfs(path, size):
@@ -319,7 +319,7 @@ def test_full_memory_refuses_puts_and_loses_nothing(redis_server, tmp_path):
             with pytest.raises(NotEnoughSpace, match='Lower max_bytes'):
                 refs.extend(objects.put(arrays(100 * KB)) for _ in range(100))
             assert names_of(objects, refs) == list(range(len(refs)))
-            assert objects.info().in_memory.count == len(refs) >= 10
+            assert objects.info().in_memory.num_objects == len(refs) >= 10
     finally:
         unmount(tmp_path / 'shm')
 
@@ -439,7 +439,7 @@ def test_many_small_objects_are_kept_by_order(tmp_path):
         objects = store.objects(max_bytes=limit * 4096, eviction='fifo')
         refs = [objects.put({'x': np.uint32(i)}) for i in range(number)]
         info = objects.info()
-        assert 0.95 * limit <= info.in_memory.count <= limit
-        assert info.counts['evicted'] == number - info.in_memory.count
-        for i in range(number - info.in_memory.count, number, 97):
+        assert 0.95 * limit <= info.in_memory.num_objects <= limit
+        assert info.counts['evicted'] == number - info.in_memory.num_objects
+        for i in range(number - info.in_memory.num_objects, number, 97):
             assert objects.get(refs[i]).arrays['x'] == i

@@ -122,16 +122,16 @@ def test_killed_process_loses_and_leaks_no_object(redis_server, tmp_path, evicti
             names = [path.name for path in tmp_path.rglob('*.new')]
             assert names == []
             assert info.in_memory.num_bytes <= OPTIONS['max_bytes']
-            assert info.in_memory.count + info.spilled.count >= len(model.alive)
+            assert info.in_memory.num_objects + info.spilled.num_objects >= len(model.alive)
             assert info.counts['spilled_objects'] > 0
         # Its pins are gone: all objects can leave the memory.
         big = objects.put({'x': np.zeros(390_000, np.uint8)})
-        assert objects.info().in_memory.count == 1
+        assert objects.info().in_memory.num_objects == 1
         model.check(objects)
         objects.delete([big, *model.alive])
         info = objects.info()
         # An object whose put was not reported is the process's own: at most one per kill.
-        assert info.in_memory.count + info.spilled.count <= NUM_KILLS
+        assert info.in_memory.num_objects + info.spilled.num_objects <= NUM_KILLS
 
 
 def test_process_killed_while_it_spills_leaves_the_object(redis_server, tmp_path):
@@ -152,7 +152,9 @@ def test_process_killed_while_it_spills_leaves_the_object(redis_server, tmp_path
 
             with child(spill) as (pid, pipe):
                 assert pipe.readline() == 'spilling\n'
-                eventually(lambda: any((tmp_path / 'disk').rglob('*.new')) or objects.info().spilled.count, 'a spill')
+                eventually(
+                    lambda: any((tmp_path / 'disk').rglob('*.new')) or objects.info().spilled.num_objects, 'a spill'
+                )
                 os.kill(pid, signal.SIGKILL)
             assert np.array_equal(objects.get(ref).arrays['x'], arrays['x'])
             usage = objects.info()

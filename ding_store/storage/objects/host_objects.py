@@ -56,7 +56,7 @@ _PATIENCE_S = 10.0
 class Usage(NamedTuple):
     """Number and bytes of the objects in a directory."""
 
-    count: int
+    num_objects: int
     num_bytes: int
 
 
