@@ -56,8 +56,12 @@ setup(
     license='Apache-2.0',
     license_files=['LICENSE'],
     packages=find_packages(include=['ding_store', 'ding_store.*']),
-    # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH.
-    package_data={'ding_store': ['py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py', 'launch/template/*']},
+    # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH. Nor is di_store/path.
+    package_data={
+        'ding_store': [
+            *('py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py', 'di_store/path/*.py', 'launch/template/*'),
+        ]
+    },
     zip_safe=False,
     python_requires='>=3.9',
     # numpy is already there wherever DI-engine is. Without an upper bound, so that none is replaced: that DI-engine

@@ -73,6 +73,13 @@ def _parser() -> argparse.ArgumentParser:
     bank.add_argument('--directory', metavar='DIR', help='directory for files (default: that of temporary files)')
     bank.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     bank.set_defaults(bench=_bench_bank)
+    objects = kinds.add_parser(
+        'objects', help='put and get of objects beside memcpy and Ray, spilled reads, and eviction orders on traces'
+    )
+    objects.add_argument('--seconds', type=float, default=2.0, help='seconds per figure (default: %(default)s)')
+    objects.add_argument('--directory', metavar='DIR', help='directory on the disk to spill to (default: TMPDIR)')
+    objects.add_argument('--json', metavar='FILE', help='write all figures to FILE')
+    objects.set_defaults(bench=_bench_objects)
     transport = kinds.add_parser(
         'transport',
         help="from a producer's process to a consumer's collated batch, and Redis compared with redis-py",
@@ -168,6 +175,12 @@ def _bench_bank(options: argparse.Namespace) -> int:
     from benchmarks.bank import main as bench
 
     return bench(options.megabytes, options.seconds, options.directory, options.json)
+
+
+def _bench_objects(options: argparse.Namespace) -> int:
+    from benchmarks.objects import main as bench
+
+    return bench(options.seconds, options.directory, options.json)
 
 
 def _bench_checkpoint(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ StoreError
 │                                          or a sampler without priorities
 ├── NotEnoughSpace         (OSError)       no room on the disk, in /dev/shm or in memory for a request
 │   └── ServerFull                         the server is at its maxmemory: a later try may succeed
+├── ObjectGone             (KeyError)      an object was deleted or evicted: the message says which
 ├── RowGone                (KeyError)      a row left the table, or never existed
 └── NotEnoughData          (ValueError)    fewer rows than a sample needs: DI-engine expects ValueError for that
 """
@@ -113,6 +114,10 @@ class NotEnoughSpace(StoreError, OSError):
 
 class ServerFull(NotEnoughSpace):
     pass
+
+
+class ObjectGone(StoreError, KeyError):
+    __str__ = Exception.__str__  # see RowGone
 
 
 class RowGone(StoreError, KeyError):

@@ -93,6 +93,7 @@ INNER_LAYERS: Dict[str, List[Set[str]]] = {
         {'urls', 'exactly_once'},
         {'client'},
         {'shared_memory'},
+        {'objects'},
         {'store'},
         {'shards'},
         {'memory', 'redis', 'embedded'},
@@ -340,6 +341,7 @@ TOUCH_VARIABLES: Dict[str, str] = {
 READ_ENVIRONMENT: Dict[str, str] = {
     'cli.py': 'the command: defaults of its options',
     'config.py': 'pipeline(), enable(): the config of a script',
+    'di_store/client.py': 'the client: DI-engine makes it without a config',
     'doctor/__init__.py': 'the command: the run that may be opened',
     'hook/patches.py': 'the replaced parts: a script makes them without a config',
     'storage/embedded/binary.py': 'the path of redis-server: open_store() is called without a config',

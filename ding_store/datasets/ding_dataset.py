@@ -40,8 +40,8 @@ class StoreDataset(Dataset):
             raise ConfigError("data_type='store' needs policy.collect.data_path, the directory of a data set")
         if cfg.get('dataset', {}).get('context_len', 0):
             raise ConfigError(
-                f"data_type='store' has no windows of steps (dataset.context_len={cfg.dataset.context_len}). Export "
-                "the data set with ding-store data export, and use data_type='hdf5'."
+                f"data_type='store' has no windows of steps (dataset.context_len={cfg.dataset.context_len}). "
+                "Use data_type='store_trajectory'."
             )
         self.data_set = DataSet(path)
         self._statistics: Optional[DatasetStatistics] = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from ding.framework.middleware.functional import data_processor
 from ding.utils import get_rank, get_world_size
 
-from ding_store.datasets import DataSet
+from ding_store.datasets import DataSet, StoreTrajectoryDataset
 from ding_store.datasets.ding_dataset import StoreDataset, normalize
 from ding_store.middleware.batch_policies import takes_batch
 from ding_store.middleware.plain_parts import stock
@@ -25,7 +25,8 @@ def offline_data_fetcher(
     Overview:
         Create the middleware that fetches a batch of a data set for each iteration, in place of DI-engine's
         ``offline_data_fetcher``. Batches come in the known order of ``DataSet.epochs``, which a thread reads ahead.
-        With several ranks, each gets its part of every epoch. Data sets of other types use DI-engine's own.
+        With several ranks, each gets its part of every epoch. Windows of a ``StoreTrajectoryDataset``
+        are collated for ``DTPolicy``. Data sets of other types use DI-engine's own.
     Arguments:
         - cfg (:obj:`EasyDict`): ``policy.learn.batch_size`` is that of all ranks together, as in DI-engine's serial
           pipeline. ``seed`` sets the order.
@@ -37,6 +38,8 @@ def offline_data_fetcher(
         - train_epoch (:obj:`int`): The number of the epoch, from 0.
         - trained_env_step (:obj:`int`): Rows fetched so far.
     """
+    if isinstance(dataset, StoreTrajectoryDataset):
+        kwargs.setdefault('collate_fn', None)  # DTPolicy takes a collated batch. DI-engine's default makes a list.
     if not isinstance(dataset, (DataSet, StoreDataset)):
         return stock_fetcher(cfg, dataset, *args, **kwargs)
     data_set = dataset if isinstance(dataset, DataSet) else dataset.data_set

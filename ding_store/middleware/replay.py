@@ -25,6 +25,7 @@ from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
+from ding_store.middleware.mixed_batches import is_mixed, mixed_fetcher, parts_of
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.replay_growth import ReplayGrowth, check_grows, growth_of
@@ -224,13 +225,15 @@ def _why_elements(buffer_: Buffer, group_by_env: Optional[bool]) -> Optional[str
 
 
 def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'auto', **kwargs: Any) -> Callable:
-    """
+    r"""
     Overview:
         Create the middleware that fetches a batch for each training iteration, in place of DI-engine's
         ``offpolicy_data_fetcher``. Policies that accept it get one collated batch, straight from the buffer's columns.
         Other policies get DI-engine's list. If the buffer's sampler has priorities, the middleware updates those of the
         trained rows afterwards.
     Arguments:
+        - buffer\_: A buffer, or a dict of buffers, or a list of ``(source, share)`` for mixed batches. A source is a
+          buffer or a ``DataSet``. ``(source, share, {'reward': 1.0})`` sets a leaf of its rows.
         - collate (:obj:`str`): 'auto', 'batch' or 'list', see StoreConfig.
     Input of ctx:
         - train_output: Has ``priority`` (B,), if the buffer has priorities.
@@ -254,7 +257,11 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         return not buffer_._middleware and schema is not None and (as_batch or (as_sequences and is_sequence(schema)))
 
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
-    if has_priorities(buffer_):
+    if is_mixed(buffer_) and unroll_len <= 1:
+        mixed = parts_of(cfg, buffer_)
+        if mixed is not None:
+            return mixed_fetcher(cfg, mixed, as_batch, stock_fetcher(cfg, buffer_, **kwargs))
+    if has_priorities(buffer_) and not is_mixed(buffer_):
         return _prioritized_fetcher(cfg, buffer_, comes_as_batch, unroll_len)
     if not (as_batch or as_sequences) or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
         return stock_fetcher(cfg, buffer_, **kwargs)
@@ -279,7 +286,9 @@ def _sample(buffer_: StoreBuffer, size: int) -> Batch:
 
 
 def has_priorities(buffer_: Any) -> bool:
-    """Return True if the buffer's own sampler has priorities. DI-engine's priority middleware does not count."""
+    """Return True if the sampler of a buffer has priorities. DI-engine's priority middleware does not count."""
+    if is_mixed(buffer_):
+        return any(has_priorities(source) for source, *_ in buffer_)
     return isinstance(buffer_, StoreBuffer) and buffer_.sampler.priorities is not None
 
 

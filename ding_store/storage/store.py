@@ -7,9 +7,10 @@ import operator
 import os
 import threading
 import time
+import uuid
 from dataclasses import replace
 from types import TracebackType
-from typing import Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Type
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Optional, Sequence, Type
 
 from ding_store.errors import ConfigError, NotEnoughSpace, StoreClosed, StoreError, StoreTimeout
 from ding_store.storage.base import (
@@ -26,6 +27,7 @@ from ding_store.storage.base import (
 )
 from ding_store.storage.client import LEAVE_S, Client
 from ding_store.storage.encoding.framing import INLINE_BYTES, encode_pieces
+from ding_store.storage.objects.objects import Objects
 from ding_store.storage.options import HostOptions, StoreOptions, check_name
 from ding_store.storage.protocol import Decided, Server, conflict
 from ding_store.storage.shared_memory.cache_dir import CacheDir, Found, cache_name, open_cache_dir
@@ -70,6 +72,9 @@ class Store:
         - StoreClosed: The store was closed.
     """
 
+    #: No other process can open the store.
+    is_private = False
+
     def __init__(
         self,
         run: str,
@@ -85,6 +90,8 @@ class Store:
         self._host_options = replace(host, host_cache_dir=directory)
         self._is_over = False
         self._is_closed = False
+        self._objects: Optional[Objects] = None
+        self._objects_cache: Optional[CacheDir] = None  # for a store without a host cache
         self._fork_lock = threading.Lock()
         self._begin(connect)
 
@@ -421,6 +428,38 @@ class Store:
             )
         return self._cache.shared_memory(name, num_bytes, fill)
 
+    def objects(self, **options: Any) -> Objects:
+        """
+        Overview:
+            Return the run's objects: immutable arrays that all processes of the run get by reference. Call it once in
+            each process that puts or gets them. The same store returns the same ``Objects``.
+        Arguments:
+            - options: The fields of ``ObjectOptions``. The first process of a host decides. Later ones need give none.
+        Raises:
+            - ConfigError: An option is wrong, or differs from the first process's, or there is no host cache
+              (host_plane 'off').
+        """
+        self._enter()
+        with self._fork_lock:
+            if self._objects is None:
+                self._objects = Objects(self, self._enter_objects, options)
+        self._objects.check_options(options)
+        return self._objects
+
+    def _enter_objects(self) -> CacheDir:
+        """Check that the store is open, and return the cache in which it keeps objects."""
+        self._enter()
+        if self._cache is not None:
+            return self._cache
+        if self.is_private:
+            if self._objects_cache is None:
+                self._objects_cache = open_cache_dir(f'memory-{uuid.uuid4().hex}')
+            return self._objects_cache
+        raise ConfigError(
+            f"objects need the host cache, which {self.address} lacks here. Open it with host_plane='auto', and see "
+            'its warning if it has no cache all the same.'
+        )
+
     def add(self, counter: str, amount: int = 0) -> int:
         """
         Overview:
@@ -482,6 +521,8 @@ class Store:
         if was_closed or self._pid != os.getpid():
             return
         client = self.client
+        if self._objects is not None:
+            self._objects.stop()
         client.close_for_writing()
         with client.availability.leaving(LEAVE_S):
             are_entries_published = self._streams.finish(self._is_over)
@@ -489,8 +530,12 @@ class Store:
             client.close()
         self._streams.close(unlink=are_entries_published)
         self._values.close(unlink=are_values_published)
+        if self._objects is not None:
+            self._objects.close()
         if self._cache is not None:
             self._cache.close(self._is_over)
+        if self._objects_cache is not None:
+            self._objects_cache.close(is_over=True)
 
     def tidy(self) -> int:
         """

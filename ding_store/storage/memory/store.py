@@ -29,6 +29,8 @@ class MemoryStore(Store):
         - options: The fields of ``options.StreamOptions``, ``stream_options`` and ``check_every_s``.
     """
 
+    is_private = True
+
     def __init__(
         self,
         url: str = 'memory://',

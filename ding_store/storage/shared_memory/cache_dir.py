@@ -11,6 +11,7 @@
     <hex>.readers       the processes of this host that read a stream
     <hex>-<mark>-<bytes>-<hex>.payload  a payload that one process downloaded for all; has no owner
     <hex>.shared        memory that all processes write to; has no owner
+    objects/            a file per object, see ``storage.objects``. They last as long as the run has a process here
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from ding_store.storage.shared_memory.cache_files import (
     dead_files,
     files_of,
     is_alive,
+    objects_bytes,
     remove_if_abandoned,
     remove_payloads,
     remove_run,
@@ -121,6 +123,11 @@ class CacheDir:
             members = os.path.join(self._run, 'members')
             private_files.touch(members)
             self._claim: Optional[OwnerLock] = claim(members, shared=True)
+
+    @property
+    def run_directory(self) -> str:
+        """The directory of the run's files on this host."""
+        return self._run
 
     def path_of(self, name: str) -> str:
         return os.path.join(self._run, f'{name}.ring')
@@ -415,7 +422,8 @@ def _garbage_in(root: str, dry_run: bool, is_wanted: Callable[[Garbage], bool]) 
             if not dead and is_alive(run):
                 continue
             changed_s = max(changed_ns(path) for path in [run, *dead]) / 1e9
-            garbage = Garbage(run, len(dead), sum(map(size_of, dead)), changed_s)
+            num_bytes = sum(map(size_of, dead)) + (0 if is_alive(run) else objects_bytes(run))
+            garbage = Garbage(run, len(dead), num_bytes, changed_s)
             if is_wanted(garbage):
                 found.append(garbage)
                 if not dry_run:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from typing import Iterator, List
+from contextlib import suppress
+from typing import Iterator, List, Optional
 
 from ding_store.storage.shared_memory import reader_page as host_readers
-from ding_store.storage.shared_memory.mapped_files import NEW, is_claimed
+from ding_store.storage.shared_memory.mapped_files import NEW, claim, is_claimed
 
 #: Suffixes of files without an owner. Everything in them exists elsewhere as well.
 COPIES, FETCH, READERS, PAYLOAD = '.copies', '.fetch', '.readers', '.payload'
 #: Suffix of memory that all processes of a run write to. It lasts as long as one of them is on the host.
 SHARED = '.shared'
+#: File of a directory that is held (shared) by every process that uses it.
+MEMBERS = 'members'
+#: A run's directory of objects, with a budget of its own: see ``storage.objects``. And the file with its options.
+OBJECTS, OPTIONS = 'objects', 'options'
 
 
 def runs_of(root: str) -> List[str]:
@@ -22,7 +28,7 @@ def runs_of(root: str) -> List[str]:
 
 def files_of(run: str) -> List[str]:
     names = os.listdir(run) if os.path.isdir(run) else []
-    return [os.path.join(run, name) for name in names if name != 'members']
+    return [os.path.join(run, name) for name in names if name not in (MEMBERS, OBJECTS)]
 
 
 def all_files(root: str) -> Iterator[str]:
@@ -32,7 +38,7 @@ def all_files(root: str) -> Iterator[str]:
 
 def is_alive(run: str) -> bool:
     """Return whether a running process takes part in the run."""
-    return is_claimed(os.path.join(run, 'members'))
+    return is_claimed(os.path.join(run, MEMBERS))
 
 
 def dead_files(run: str) -> List[str]:
@@ -68,7 +74,50 @@ def remove_if_abandoned(run: str) -> int:
 
 def remove_run(run: str, is_over: bool) -> None:
     if is_over or all(path.endswith((COPIES, FETCH, READERS, PAYLOAD, SHARED)) for path in files_of(run)):
+        spilled = _spilled_of(run)
         shutil.rmtree(run, ignore_errors=True)
+        if spilled is not None:
+            remove_spilled(spilled)
+
+
+def spill_directory(directory: str, run: str) -> str:
+    """Return where a run spills its objects, below a directory that the user has named."""
+    # Equal names on two hosts that share a disk must not meet: the directory's inode and its host's boot are in it.
+    status = os.stat(run)
+    with open('/proc/sys/kernel/random/boot_id') as file:
+        boot = file.read()[:8]
+    name = f'{os.path.basename(run)}-{boot}-{status.st_dev:x}-{status.st_ino:x}'
+    return os.path.join(directory, f'ding-store-objects-{os.geteuid()}', name)
+
+
+def remove_spilled(directory: str) -> None:
+    """Remove the spilled objects of a run, unless a process uses them."""
+    members = os.path.join(directory, MEMBERS)
+    try:
+        held = claim(members)
+    except OSError:
+        return
+    if held is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        held.close()
+
+
+def objects_bytes(run: str) -> int:
+    """Return the bytes of a run's objects, spilled ones included."""
+    directories = [os.path.join(run, OBJECTS), _spilled_of(run) or '']
+    return sum(
+        size_of(os.path.join(directory, name))
+        for directory in directories
+        if os.path.isdir(directory)
+        for name in os.listdir(directory)
+    )
+
+
+def _spilled_of(run: str) -> Optional[str]:
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        with open(os.path.join(run, OBJECTS, OPTIONS)) as file:
+            return spill_directory(json.load(file)['spill_dir'], run)
+    return None
 
 
 def remove_payloads(root: str, num_bytes: int) -> int:

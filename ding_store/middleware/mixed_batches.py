@@ -1,0 +1,179 @@
+"""Batches of several sources: replays and data sets, such as experience and demonstrations, collated into one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, List, Mapping, Optional, Sequence, Tuple
+
+import numpy as np
+import torch
+import treetensor.torch as ttorch
+
+from ding_store.buffer import StoreBuffer
+from ding_store.buffer.sequences.unrolled import is_sequence
+from ding_store.datasets import DataSet
+from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
+
+if TYPE_CHECKING:
+    from ding.framework import OnlineRLContext
+
+#: Updates the priorities of the rows of a batch, given the policy's priorities of these rows.
+Update = Callable[[Any], None]
+
+
+class Part:
+    """
+    Overview:
+        One source of a mixed batch.
+    Arguments:
+        - source: A StoreBuffer or a DataSet.
+        - size (:obj:`int`): Rows of each batch.
+        - fills (:obj:`Mapping`): Leaf -> the number that all its rows get, such as the reward of demonstrations.
+        - seed (:obj:`int`): Sets the order of a data set's rows.
+    """
+
+    def __init__(self, source: Any, size: int, fills: Mapping[str, float], seed: int) -> None:
+        self.source, self.size, self.fills = source, size, fills
+        self._epochs = source.epochs(size, seed) if isinstance(source, DataSet) else None
+        self.has_priorities = isinstance(source, StoreBuffer) and source.sampler.priorities is not None
+
+    def is_collated(self) -> bool:
+        """Return whether the source gives batches of ``(B, ...)`` without making elements."""
+        if self._epochs is not None:
+            return True
+        source = self.source
+        return not source._middleware and source.schema is not None and not is_sequence(source.schema)
+
+    def batch(self) -> Tuple[Any, Optional[np.ndarray], Optional[Update]]:
+        """Return a batch, and for a source with priorities the weights and the update of its rows."""
+        if self._epochs is not None:
+            return self._filled(next(self._epochs)), None, None
+        batch = self.source.sample_batch(self.size)
+        rows, weights = batch.rows, batch.weights
+        update = (lambda priorities: self.source.update_priorities(rows, priorities)) if self.has_priorities else None
+        return self._filled(batch.data), weights, update
+
+    def _filled(self, tree: Any) -> Any:
+        for name, number in self.fills.items():
+            if name not in tree:
+                raise SchemaMismatch(f'a mixed batch sets leaf {name!r}, which the source {_name(self.source)} lacks')
+            tree[name].fill_(number)
+        return tree
+
+
+def is_mixed(sources: Any) -> bool:
+    """Return whether these are sources of a mixed batch, in DI-engine's form: ``[(buffer, share), ...]``."""
+    return isinstance(sources, list)
+
+
+def parts_of(cfg: Any, sources: Sequence[Tuple[Any, ...]]) -> Optional[List[Part]]:
+    """
+    Overview:
+        Return the parts of a mixed batch. None: a source is a buffer of another type, so DI-engine's own code mixes.
+    Raises:
+        - ConfigError: A source is no buffer and no data set, or a data set is beside a buffer of another type.
+    """
+    found, others = [], []
+    size, seed = cfg.policy.learn.batch_size, int(cfg.get('seed', 0) or 0)
+    for number, (source, share, *rest) in enumerate(sources):
+        source = getattr(source, 'data_set', source)  # of a StoreDataset
+        if not isinstance(source, (StoreBuffer, DataSet)):
+            others.append(_name(source))
+            continue
+        if int(size * share) < 1:
+            raise ConfigError(f'share {share!r} of batch_size {size} is no row. Raise policy.learn.batch_size.')
+        found.append(Part(source, int(size * share), rest[0] if rest else {}, seed + number))
+    if others and any(isinstance(part.source, DataSet) or part.fills for part in found):
+        raise ConfigError(
+            f'a mixed batch of a data set, or with filled leaves, needs StoreBuffers, not {", ".join(others)}. '
+            'Create the buffers with parts.DequeBuffer.'
+        )
+    return None if others else found
+
+
+def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, listed: Callable) -> Callable:
+    """
+    Overview:
+        Create the middleware that fetches one collated batch of all parts, in their order.
+    Arguments:
+        - as_batch (:obj:`bool`): The policy accepts a batch. Otherwise ``listed`` fetches.
+        - listed (:obj:`Callable`): DI-engine's middleware, for elements that cannot be collated.
+    """
+    needs_batch = any(part.has_priorities or part.fills or isinstance(part.source, DataSet) for part in parts)
+    if needs_batch and not as_batch:
+        raise ConfigError(
+            'a mixed batch with a data set, priorities or filled leaves needs a policy that takes collated batches '
+            "(store.collate='auto' and one of DI-engine's policies). Use StoreBuffers without priorities."
+        )
+    if any(part.has_priorities for part in parts) and not cfg.policy.get('priority', False):
+        raise ConfigError('a buffer of a mixed batch samples by priority, but policy.priority is off. Set it to True.')
+
+    def _fetch(ctx: OnlineRLContext) -> Generator:
+        if not (as_batch and all(part.is_collated() for part in parts)):
+            has_no_rows = any(isinstance(part.source, StoreBuffer) and part.source.schema is None for part in parts)
+            if needs_batch and has_no_rows:
+                ctx.train_data = None
+                return
+            if needs_batch:
+                raise ConfigError(
+                    'a mixed batch with a data set, priorities or filled leaves needs elements of plain steps. '
+                    'Sequences and buffers with middleware are mixed as lists, without these.'
+                )
+            yield from _as_generator(listed(ctx))
+            return
+        try:
+            drawn = [part.batch() for part in parts]
+        except NotEnoughData:
+            ctx.train_data = None
+            return
+        ctx.train_data = _concatenated([tree for tree, _, _ in drawn], parts)
+        if any(update is not None for _, _, update in drawn):
+            weights = [
+                np.ones(part.size, np.float32) if one is None else one for part, (_, one, _) in zip(parts, drawn)
+            ]
+            ctx.train_data.priority_IS = torch.from_numpy(np.concatenate(weights).astype(np.float32))
+            yield
+            if ctx.train_data is None:
+                return
+            output = ctx.train_output
+            priorities = np.asarray((output.pop() if isinstance(output, list) else output)['priority'])
+            ends = np.cumsum([0, *(part.size for part in parts)]).tolist()
+            for begin, end, (_, _, update) in zip(ends, ends[1:], drawn):
+                if update is not None:
+                    update(priorities[begin:end])
+
+    return _fetch
+
+
+def _as_generator(result: Any) -> Generator:
+    if result is not None:
+        yield from result
+
+
+def _concatenated(trees: List[Any], parts: List[Part]) -> ttorch.Tensor:
+    """Return one tree whose leaves are those of all trees, one after another."""
+    made: Dict[str, Any] = {}
+    names = [set(tree.keys()) for tree in trees]
+    if any(one != names[0] for one in names):
+        differing = sorted(set.union(*names) - set.intersection(*names))
+        raise SchemaMismatch(
+            f'the sources of a mixed batch differ in {", ".join(map(repr, differing))}: '
+            f'{", ".join(_name(part.source) for part in parts)}. Store the same leaves in all of them.'
+        )
+    for name in list(trees[0].keys()):
+        leaves = [tree[name] for tree in trees]
+        if all(isinstance(leaf, ttorch.Tensor) for leaf in leaves):
+            made[name] = _concatenated(leaves, parts)
+        elif all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            if len({(leaf.dtype, leaf.shape[1:]) for leaf in leaves}) > 1:
+                found = ', '.join(f'{leaf.dtype} {tuple(leaf.shape)}' for leaf in leaves)
+                raise SchemaMismatch(f'leaf {name!r} differs between the sources of a mixed batch: {found}')
+            made[name] = torch.cat(leaves)
+        elif all(leaf is None for leaf in leaves):
+            made[name] = None
+        else:
+            raise SchemaMismatch(f'leaf {name!r} is no tensor in each source of a mixed batch. Leave it out.')
+    return ttorch.Tensor(made)
+
+
+def _name(source: Any) -> str:
+    return f'{type(source).__name__} {source.path!r}' if isinstance(source, DataSet) else type(source).__name__

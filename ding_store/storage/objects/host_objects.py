@@ -1,0 +1,502 @@
+"""The objects of a run on one host: a file per object, in the host cache or in the directory for spilled ones.
+
+An object's name is its reference. It is made under another name and renamed when it is whole. What is known about it is
+in its file: the size, and the time of modification (see ``eviction``). No crash can tear that.
+
+* Eviction moves the file to ``spill_dir``, or removes it. It first locks the file. A pin is a shared lock on the file,
+  which the kernel drops with its process. So a pinned file stays.
+* A file that is removed stays readable for a process that has mapped it. Its memory is freed with the last mapping.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import time
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+from ding_store import private_files
+from ding_store.errors import NotEnoughSpace, StoreTimeout
+from ding_store.storage.base import Buffer
+from ding_store.storage.objects.eviction import ORDERS, Fifo, Found, Listing, Order, now
+from ding_store.storage.objects.host_state import COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
+from ding_store.storage.objects.object_options import ObjectOptions, agreed, note
+from ding_store.storage.shared_memory.cache_files import MEMBERS, OBJECTS, remove_spilled, spill_directory
+from ding_store.storage.shared_memory.download_lock import FetchLock
+from ding_store.storage.shared_memory.mapped_files import (
+    NEW,
+    PAGE,
+    OwnerLock,
+    aligned,
+    allocate,
+    claim,
+    is_claimed,
+    map_bytes,
+)
+
+#: Number of hexadecimal digits of a reference. The first ones identify the host that stored the object.
+REF_DIGITS, HOST_DIGITS = 40, 8
+#: Smaller objects are read: a mapping would take longer.
+_MAP_FROM_BYTES = 128 << 10
+#: Share of the listed objects that are evicted before the directory is listed again.
+_PER_LISTING = 8
+#: Share of a directory's bytes that an eviction frees beyond what is needed.
+_SPARE = 64
+#: Number of buffers of one write. The kernel's limit is 1024.
+_MAX_BUFFERS = 512
+#: Bytes of one step of a spill, after which waiting processes see its progress.
+_STEP_BYTES = 8 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+_PATIENCE_S = 10.0
+
+
+class Usage(NamedTuple):
+    """Number and bytes of the objects in a directory."""
+
+    num_objects: int
+    num_bytes: int
+
+
+class _Tier:
+    """
+    Overview:
+        A directory of objects, and the iterator of its next victims. Its bytes are a number of the state.
+    """
+
+    def __init__(self, directory: str, max_bytes: int, word: str, order: Order) -> None:
+        self.directory = directory
+        self.max_bytes = max_bytes
+        self.word = word
+        self.order = order
+        self.victims: Iterator[Found] = iter(())
+        self.num_left = 0  # evictions before the next listing
+        self.listed_bytes = self.evicted_bytes = 0
+
+    def path(self, ref: str) -> str:
+        return os.path.join(self.directory, ref)
+
+    def stamp_of(self, ref: str) -> int:
+        try:
+            return os.stat(self.path(ref)).st_mtime_ns
+        except FileNotFoundError:
+            return -1
+
+    def restamp(self, ref: str, stamp: int) -> None:
+        with suppress(FileNotFoundError):
+            os.utime(self.path(ref), ns=(stamp, stamp))
+
+
+class HostObjects:
+    """
+    Overview:
+        The files of one run's objects on this host, as one process uses them. Thread-safe. A forked child opens its
+        own.
+    Arguments:
+        - run_directory (:obj:`str`): The run's directory in the host cache.
+        - given (:obj:`Dict`): Options that this process was given, from ``object_options.checked``.
+    """
+
+    def __init__(self, run_directory: str, given: Dict[str, Any]) -> None:
+        self.directory = os.path.join(run_directory, OBJECTS)
+        private_files.own_directory(self.directory)
+        self.state = HostState(self.directory)
+        with self.state.locked():
+            self.options = options = agreed(self.directory, given)
+            self._members = self._joined(run_directory, options)
+            note(self.directory, options)
+        assert options.max_bytes is not None
+        self._memory = _Tier(self.directory, options.max_bytes, MEMORY, ORDERS[options.eviction]())
+        self._spill: Optional[_Tier] = None
+        if options.spill_dir is not None and options.spill_max_bytes is not None:
+            directory = spill_directory(options.spill_dir, run_directory)
+            # Objects leave the disk in the order in which they came: any other order would write more.
+            self._spill = _Tier(directory, options.spill_max_bytes, SPILLED, Fifo())
+        self._evicting = FetchLock(self._evict_path, _PATIENCE_S)
+
+    def _joined(self, run_directory: str, options: ObjectOptions) -> Optional[OwnerLock]:
+        """Create the directory for spilled objects, hold it, and remove those that no process holds."""
+        if options.spill_dir is None:
+            return None
+        private_files.make_directories(options.spill_dir)
+        directory = spill_directory(options.spill_dir, run_directory)
+        private_files.own_directory(os.path.dirname(directory))
+        members, held = os.path.join(directory, MEMBERS), None
+        while held is None:
+            private_files.own_directory(directory)
+            with suppress(FileNotFoundError):
+                private_files.touch(members)
+                held = claim(members, shared=True)
+                # Another process may just have removed a directory that no process held.
+                if held is not None and not os.path.samestat(os.fstat(held.descriptor), os.stat(members)):
+                    held = None
+        for name in os.listdir(os.path.dirname(directory)):
+            remove_spilled(os.path.join(os.path.dirname(directory), name))
+        return held
+
+    def _evict_path(self) -> str:
+        path = os.path.join(self.directory, 'evict')
+        private_files.touch(path)
+        return path
+
+    def lock_path(self, name: str) -> str:
+        """Return the path of a lock file in the objects' directory, and create it if it does not exist."""
+        path = os.path.join(self.directory, name)
+        private_files.touch(path)
+        return path
+
+    # Writing
+
+    def write(self, ref: str, buffers: Sequence[Buffer], num_bytes: int, is_copy: bool = False) -> None:
+        """
+        Overview:
+            Store an object. It is there whole, or not at all.
+        Arguments:
+            - is_copy (:obj:`bool`): It is of another host, so that this host may have known it before.
+        Raises:
+            - FileNotFoundError: The copy was deleted meanwhile.
+            - NotEnoughSpace: There is no room, and nothing that may be evicted.
+        """
+        with self._made(ref, num_bytes, is_copy) as descriptor:
+            _write(descriptor, buffers, num_bytes)
+
+    @contextmanager
+    def download(self, ref: str, num_bytes: int) -> Iterator[memoryview]:
+        """
+        Overview:
+            Store an object that the block writes to the given memory.
+        Raises:
+            - FileNotFoundError: The object was deleted meanwhile.
+            - NotEnoughSpace: See ``write``.
+        """
+        with self._made(ref, num_bytes, is_copy=True) as descriptor:
+            allocate(descriptor, 0, num_bytes, self._memory.path(ref))
+            yield memoryview(mmap.mmap(descriptor, num_bytes))
+
+    @contextmanager
+    def _made(self, ref: str, num_bytes: int, is_copy: bool) -> Iterator[int]:
+        """Make the file of an object, which the block fills. It gets its name after the block."""
+        path, footprint = self._memory.path(ref), _footprint(num_bytes)
+        temporary = f'{path}.{footprint:x}{NEW}'
+        new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
+        try:
+            yield new.descriptor
+            with self.state.locked() if is_copy else nullcontext():
+                why = self.state.why_gone(ref) if is_copy else 0
+                if why == DELETED:
+                    raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
+                stamp = self._memory.order.first_stamp(was_evicted=why == EVICTED)
+                os.utime(new.descriptor, ns=(stamp, stamp))
+                os.rename(temporary, path)
+        except BaseException as e:
+            self._discard(self._memory, temporary, footprint)
+            if isinstance(e, OSError) and e.errno in _FULL:
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'no room for an object of {num_bytes} bytes in {self.directory!r}, although its objects may have '
+                    f'{self._memory.max_bytes} bytes. Lower max_bytes, or set host_cache_dir to another directory.',
+                ) from e
+            raise
+        finally:
+            new.close()
+
+    def _reserved(self, tier: _Tier, path: str, footprint: int, count: str) -> OwnerLock:
+        """
+        Create a new file, locked, if the directory has room for it, and count it. The caller made room for an object to
+        spill.
+        """
+        if footprint > tier.max_bytes:
+            raise NotEnoughSpace(
+                errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
+            )
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            with self.state.locked():
+                if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
+                    new = OwnerLock(_new_file(path))
+                    fcntl.flock(new.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
+                    self.state.add(tier.word, footprint)
+                    self.state.add(count, 1)
+                    return new
+            if time.monotonic() > deadline:
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'other processes took the room for an object of {footprint} bytes, again and again. '
+                    'Raise max_bytes.',
+                )
+            self._make_room(footprint)
+
+    def _discard(self, tier: _Tier, temporary: str, footprint: int) -> None:
+        """Remove a file that did not become an object."""
+        with self.state.locked():
+            with suppress(FileNotFoundError):
+                os.unlink(temporary)
+            self.state.add(tier.word, -footprint)
+
+    # Reading
+
+    def view(self, ref: str) -> Optional[memoryview]:
+        """Return an object's bytes, read-only, or None if it is not on this host."""
+        for tier in self._tiers():
+            try:
+                descriptor = private_files.opener(tier.path(ref))
+            except FileNotFoundError:
+                continue
+            try:
+                status = os.fstat(descriptor)
+                stamp = tier.order.stamp_at_read(status.st_mtime_ns)
+                if stamp != status.st_mtime_ns:
+                    os.utime(descriptor, ns=(stamp, stamp))
+                if tier.word == SPILLED:  # Read all of it at once, not a little ahead of each page.
+                    os.posix_fadvise(descriptor, 0, status.st_size, os.POSIX_FADV_WILLNEED)
+                if status.st_size < _MAP_FROM_BYTES:
+                    return memoryview(os.pread(descriptor, status.st_size, 0))
+                return map_bytes(descriptor, status.st_size)
+            finally:
+                os.close(descriptor)
+        return None
+
+    def has(self, ref: str) -> bool:
+        return any(os.path.exists(tier.path(ref)) for tier in self._tiers())
+
+    def pin(self, ref: str) -> Optional[OwnerLock]:
+        """
+        Overview:
+            Lock an object's file, so that it is not evicted. Return None if it is not on this host.
+        Raises:
+            - StoreTimeout: A process that evicts it makes no progress.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while self.has(ref):
+            for tier in self._tiers():
+                with suppress(FileNotFoundError):
+                    held = claim(tier.path(ref), shared=True)
+                    if held is not None and os.fstat(held.descriptor).st_nlink:
+                        return held
+                    if held is not None:
+                        held.close()  # It was evicted or deleted after it was opened.
+            if time.monotonic() > deadline:
+                raise StoreTimeout(
+                    f'object {ref} cannot be pinned: a process holds its file and makes no progress. '
+                    "Continue or end this user's stopped processes."
+                )
+            time.sleep(0.001)
+        return None
+
+    def why_gone(self, ref: str) -> int:
+        with self.state.locked():
+            return self.state.why_gone(ref)
+
+    def count(self, name: str) -> None:
+        with self.state.locked():
+            self.state.add(name, 1)
+
+    def delete(self, ref: str) -> bool:
+        """Delete an object on this host, and return whether it was here. Pins do not keep it."""
+        with self.state.locked():
+            were_here = [self._removed(tier, ref) for tier in self._tiers()]
+            if any(were_here) or self.state.why_gone(ref) != DELETED:
+                self.state.note_gone(ref, DELETED)
+            self.state.add('deleted', any(were_here))
+        return any(were_here)
+
+    def usage(self) -> Dict[str, Usage]:
+        """Return what each directory has. This lists both."""
+        with self.state.locked():
+            listed = {tier.word: self._listed(tier) for tier in self._tiers()}
+        return {word: Usage(len(found), sum(one.num_bytes for one in found)) for word, found in listed.items()}
+
+    def counts(self) -> Dict[str, int]:
+        return {name: self.state[name] for name in COUNTS}
+
+    def close(self) -> None:
+        held, self._members = self._members, None
+        if held is not None:
+            held.close()
+        self.state.close()
+
+    # Eviction
+
+    def _tiers(self) -> List[_Tier]:
+        return [self._memory] if self._spill is None else [self._memory, self._spill]
+
+    def _make_room(self, footprint: int) -> None:
+        with self._evicting.taken() as held:
+            if held is None:
+                raise StoreTimeout(
+                    f'a process that evicts objects in {self.directory!r} makes no progress. '
+                    "Continue or end this user's stopped processes."
+                )
+            self._free(self._memory, footprint, held.touch)
+
+    def _free(self, tier: _Tier, footprint: int, moved: Callable[[], None]) -> None:
+        """Evict objects of a directory until there is room for ``footprint`` bytes. The caller holds ``_evicting``."""
+        wanted, is_fresh = footprint, False
+        while tier.max_bytes - self.state[tier.word] < wanted:
+            wanted = min(tier.max_bytes, footprint + tier.max_bytes // _SPARE)
+            found = next(tier.victims, None) if tier.num_left > 0 else None
+            if found is not None:
+                if self._evict(tier, found, moved):
+                    is_fresh = False
+                    tier.num_left -= 1
+                    tier.evicted_bytes += found.num_bytes
+                moved()
+                continue
+            if is_fresh:
+                if tier.max_bytes - self.state[tier.word] >= footprint:
+                    return
+                raise NotEnoughSpace(
+                    errno.ENOSPC,
+                    f'no room for an object of {footprint} bytes in {tier.directory!r}: all of the '
+                    f'{self.state[tier.word]} bytes there are pinned or being written. Release pins, or raise '
+                    f'{"max_bytes" if tier.word == MEMORY else "spill_max_bytes"}.',
+                )
+            self._list(tier)
+            is_fresh = True
+
+    def _list(self, tier: _Tier) -> None:
+        with self.state.locked():
+            objects = self._listed(tier)
+            tier.listed_bytes, tier.evicted_bytes = self.state[tier.word], 0
+
+        def arrived() -> int:
+            return self.state[tier.word] - tier.listed_bytes + tier.evicted_bytes
+
+        tier.victims = tier.order.victims(Listing(objects, tier.stamp_of, tier.restamp, arrived))
+        tier.num_left = max(64, len(objects) // _PER_LISTING)
+
+    def _listed(self, tier: _Tier) -> List[Found]:
+        """List a directory, count its bytes anew, and remove files that killed processes left. The lock is held."""
+        objects, new_bytes = [], 0
+        with os.scandir(tier.directory) as entries:
+            for entry in entries:
+                if len(entry.name) == REF_DIGITS:
+                    status = entry.stat()
+                    objects.append(Found(status.st_mtime_ns, entry.name, _footprint(status.st_size)))
+                elif entry.name.endswith(NEW):
+                    if is_claimed(entry.path):
+                        new_bytes += int(entry.name.split('.')[1], 16)
+                    else:
+                        os.unlink(entry.path)
+        self.state[tier.word] = sum(found.num_bytes for found in objects) + new_bytes
+        return objects
+
+    def _evict(self, tier: _Tier, found: Found, moved: Callable[[], None]) -> bool:
+        """Evict one object, and return whether it left. It stays if it is pinned."""
+        try:
+            held = claim(tier.path(found.name))
+        except FileNotFoundError:
+            return False
+        if held is None:
+            return False
+        try:
+            if tier.word == MEMORY and self._spill is not None and self._is_spilled(self._spill, held, found, moved):
+                with self.state.locked():
+                    return self._removed(tier, found.name)
+            with self.state.locked():
+                if not self._removed(tier, found.name):
+                    return False
+                self.state.note_gone(found.name, EVICTED)
+                self.state.add('evicted', 1)
+                return True
+        finally:
+            held.close()
+
+    def _is_spilled(self, spill: _Tier, held: OwnerLock, found: Found, moved: Callable[[], None]) -> bool:
+        """
+        Overview:
+            Copy an object to the disk, and return whether it is there. False: the limit of writes does not admit it.
+        Raises:
+            - NotEnoughSpace: The disk is full, or everything there is pinned. The object stays where it is.
+        """
+        path = spill.path(found.name)
+        if os.path.exists(path):
+            return True  # A process was killed before it could remove the first copy.
+        if found.num_bytes > spill.max_bytes or not self._is_admitted(found.num_bytes):
+            return False
+        self._free(spill, found.num_bytes, moved)
+        temporary = f'{path}.{found.num_bytes:x}{NEW}'
+        new = self._reserved(spill, temporary, found.num_bytes, 'spilled_objects')
+        is_there = False
+        try:
+            _copy(held.descriptor, new.descriptor, moved)
+            stamp = now()
+            os.utime(new.descriptor, ns=(stamp, stamp))
+            with self.state.locked():
+                if os.path.exists(self._memory.path(found.name)):  # It was not deleted meanwhile.
+                    os.rename(temporary, path)
+                    is_there = True
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            raise NotEnoughSpace(
+                errno.ENOSPC,
+                f'no room to spill an object of {found.num_bytes} bytes to {spill.directory!r}: its objects have '
+                f'{self.state[SPILLED]} bytes, and spill_max_bytes is {spill.max_bytes}. Make room on this disk, or '
+                'delete objects.',
+            ) from e
+        finally:
+            if not is_there:
+                self._discard(spill, temporary, found.num_bytes)
+            new.close()
+        return True
+
+    def _is_admitted(self, num_bytes: int) -> bool:
+        """Return whether the disk may be written now, and note the write. At most a second's bytes come at once."""
+        rate = self.options.spill_bytes_per_s
+        if rate is None:
+            return True
+        with self.state.locked():
+            paid_at = max(self.state[PAID_AT], now())
+            if paid_at > now() + 1_000_000_000:
+                self.state.add('not_spilled', 1)
+                return False
+            self.state[PAID_AT] = paid_at + int(num_bytes / rate * 1e9)
+            return True
+
+    def _removed(self, tier: _Tier, ref: str) -> bool:
+        """Remove an object's file, and return whether there was one. The caller holds the lock."""
+        try:
+            num_bytes = os.stat(tier.path(ref)).st_size
+            os.unlink(tier.path(ref))
+        except FileNotFoundError:
+            return False
+        self.state.add(tier.word, -_footprint(num_bytes))
+        return True
+
+
+def _new_file(path: str) -> int:
+    try:
+        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+    except FileExistsError:  # from a process that was killed while it made the same object
+        return private_files.create(path)
+
+
+def _footprint(num_bytes: int) -> int:
+    return max(PAGE, aligned(num_bytes, PAGE))
+
+
+def _write(descriptor: int, buffers: Sequence[Buffer], num_bytes: int) -> None:
+    """Write whole buffers. Writing into a file is faster than into its mapping: the kernel need not clear pages."""
+    views = [memoryview(buffer).cast('B') for buffer in buffers if len(buffer)]
+    done = 0
+    while views:
+        written = os.pwritev(descriptor, views[:_MAX_BUFFERS], done)
+        done += written
+        while views and written >= len(views[0]):
+            written -= len(views.pop(0))
+        if written:
+            views[0] = views[0][written:]
+    assert done == num_bytes, (done, num_bytes)
+
+
+def _copy(source: int, target: int, moved: Callable[[], None]) -> None:
+    done, num_bytes = 0, os.fstat(source).st_size
+    while done < num_bytes:
+        copied = os.sendfile(target, source, done, min(_STEP_BYTES, num_bytes - done))
+        if not copied:
+            raise OSError(errno.EIO, 'the file of an object became shorter')
+        done += copied
+        moved()

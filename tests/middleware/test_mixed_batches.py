@@ -1,0 +1,150 @@
+"""Batches of a replay and of demonstrations: one collated batch, with the right rows of each, and their priorities."""
+
+import types
+
+import numpy as np
+import pytest
+import torch
+import treetensor.torch as ttorch
+from ding.data import DequeBuffer
+from ding.framework import task
+from ding.framework.context import OnlineRLContext
+from ding.model import DQN
+from ding.policy import DQNPolicy
+from ding.utils.data import default_collate
+from easydict import EasyDict
+
+from ding_store.buffer import Prioritized, StoreBuffer
+from ding_store.datasets import DataSet, DataSetWriter
+from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
+
+CFG = EasyDict(seed=0, policy=dict(priority=True, collect=dict(unroll_len=1), learn=dict(batch_size=16)))
+
+
+def element(number, width=4):
+    return {
+        'obs': torch.full((width,), float(number)),
+        'next_obs': torch.full((width,), number + 1.0),
+        'action': torch.tensor([number % 2]),
+        'reward': torch.tensor([0.5]),
+        'done': torch.tensor(False),
+    }
+
+
+@pytest.fixture
+def demonstrations(tmp_path):
+    """A data set whose observations are below 0."""
+    with DataSetWriter(str(tmp_path / 'demos')) as writer:
+        writer.append_elements([element(-1 - number) for number in range(40)])
+    with DataSet(str(tmp_path / 'demos')) as data:
+        yield data
+
+
+def replay(num_rows=50, kind=StoreBuffer, **options):
+    buffer_ = kind(100, **options)
+    for number in range(num_rows):
+        buffer_.push(element(number))
+    return buffer_
+
+
+def fetched(fetch, priorities=None):
+    """Fetch a batch, and finish with these priorities."""
+    ctx = types.SimpleNamespace(train_data=None, train_output={'priority': priorities})
+    step = fetch(ctx)
+    if isinstance(step, types.GeneratorType):
+        next(step, None)
+        batch = ctx.train_data
+        next(step, None)
+        return batch
+    return ctx.train_data
+
+
+def test_mixed_batch_has_the_share_of_each_source(demonstrations):
+    sources = [(replay(), 0.75), (demonstrations, 0.25, {'reward': 1.0})]
+    fetch = data_fetcher(CFG, sources, collate='batch')
+    seen = []
+    for _ in range(10):
+        batch = fetched(fetch)
+        assert batch.obs.shape == (16, 4)
+        assert (batch.obs[:12] >= 0).all()
+        assert (batch.obs[12:] < 0).all()
+        assert batch.reward.tolist() == [0.5] * 12 + [1.0] * 4
+        assert torch.equal(batch.next_obs, batch.obs + 1)
+        seen += batch.obs[12:, 0].tolist()
+    assert len(set(seen)) == 40, 'each demonstration once per epoch'
+    assert demonstrations[0]['reward'].item() == 0.5, 'the data set is as it was'
+
+
+def test_mixed_batch_of_two_replays_equals_a_stock_one():
+    """In shapes and types, to those that DI-engine makes of two of its buffers."""
+    stock = fetched(data_fetcher(CFG, [(replay(kind=DequeBuffer), 0.5), (replay(kind=DequeBuffer), 0.5)]))
+    assert isinstance(stock, list)
+    expected = default_collate(stock)
+    batch = fetched(data_fetcher(CFG, [(replay(), 0.5), (replay(), 0.5)], collate='batch'))
+    assert set(batch.keys()) == set(expected)
+    for name, leaf in expected.items():
+        assert (leaf.shape, leaf.dtype) == (batch[name].shape, batch[name].dtype), name
+
+
+def test_priorities_of_a_mixed_batch_go_to_their_own_rows(demonstrations):
+    buffer_ = replay(sampler=Prioritized(alpha=1.0, epsilon=0.0))
+    fetch = data_fetcher(CFG, [(demonstrations, 0.5), (buffer_, 0.5)], collate='batch')
+    for _ in range(60):
+        batch = fetched(fetch, np.r_[np.full(8, 77.0), np.full(8, 0.001)])
+        assert batch.priority_IS.shape == (16,)
+        assert (batch.priority_IS[:8] == 1).all()
+    buffer_.update_priorities(np.arange(50), np.full(50, 1e-9))
+    buffer_.update_priorities(np.array([7]), np.array([1.0]))
+    batch = fetched(fetch, np.r_[np.full(8, 1.0), np.full(8, 1e-12)])
+    assert set(batch.obs[8:, 0].tolist()) == {7.0}
+    batch = fetched(fetch, np.ones(16))
+    assert set(batch.obs[8:, 0].tolist()) != {7.0}, 'row 7 has got the priority of its own place in the batch'
+
+
+def test_mixed_batch_waits_for_enough_rows(demonstrations):
+    buffer_ = replay(3)
+    fetch = data_fetcher(CFG, [(buffer_, 0.5), (demonstrations, 0.5)], collate='batch')
+    assert fetched(fetch) is None
+    for number in range(10):
+        buffer_.push(element(number))
+    assert len(fetched(fetch).obs) == 16
+    assert fetched(data_fetcher(CFG, [(replay(0), 0.5), (demonstrations, 0.5)], collate='batch')) is None
+
+
+def test_sources_that_cannot_be_mixed_are_refused(demonstrations, tmp_path):
+    with pytest.raises(ConfigError, match=r'needs StoreBuffers, not DequeBuffer'):
+        data_fetcher(CFG, [(replay(kind=DequeBuffer), 0.5), (demonstrations, 0.5)], collate='batch')
+    with pytest.raises(ConfigError, match='share 0.01 of batch_size 16 is no row'):
+        data_fetcher(CFG, [(replay(), 0.99), (demonstrations, 0.01)], collate='batch')
+    with pytest.raises(ConfigError, match='takes collated batches'):
+        data_fetcher(CFG, [(replay(), 0.5), (demonstrations, 0.5)], collate='list')
+    with pytest.raises(SchemaMismatch, match='lacks'):
+        fetched(data_fetcher(CFG, [(demonstrations, 1.0, {'rewards': 1.0})], collate='batch'))
+    other = StoreBuffer(10)
+    for number in range(10):
+        other.push({**element(number), 'extra': torch.ones(1)})
+    with pytest.raises(SchemaMismatch, match="differ in 'extra'"):
+        fetched(data_fetcher(CFG, [(other, 0.5), (demonstrations, 0.5)], collate='batch'))
+    wide = StoreBuffer(10)
+    for number in range(10):
+        wide.push(element(number, width=5))
+    with pytest.raises(SchemaMismatch, match="leaf 'obs' differs"):
+        fetched(data_fetcher(CFG, [(wide, 0.5), (demonstrations, 0.5)], collate='batch'))
+
+
+def test_policy_of_di_engine_learns_from_a_mixed_batch(demonstrations):
+    """Deep Q-learning with demonstrations, as SQIL has it: reward 1 for the expert's steps, and 0 for its own."""
+    cfg = EasyDict(DQNPolicy.default_config())
+    cfg.nstep = 1
+    cfg.learn.update(batch_size=16, update_per_collect=3)
+    policy = DQNPolicy(cfg, model=DQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[8]))
+    before = [parameter.clone() for parameter in policy.learn_mode.get_attribute('model').parameters()]
+    sources = [(replay(), 0.5, {'reward': 0.0}), (demonstrations, 0.5, {'reward': 1.0})]
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        learner = OffPolicyLearner(EasyDict(seed=0, policy=cfg), policy.learn_mode, sources)
+        learner(task.ctx)
+        assert len(task.ctx.train_output) == 3
+        assert isinstance(task.ctx.train_data, ttorch.Tensor)
+    after = policy.learn_mode.get_attribute('model').parameters()
+    assert any(not torch.equal(one, other) for one, other in zip(before, after))
