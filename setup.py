@@ -27,6 +27,8 @@ EXTRAS = {
     'metrics': ['prometheus_client>=0.20'],
     # pytest 7, as DI-engine's own tests.
     'test': ['pytest>=7.4,<8', 'pytest-timeout>=2.2', 'pytest-xdist>=3.8', 'hypothesis>=6.90', *LINTERS],
+    # The schemas of Kubernetes, offline, for the manifests of ops/kubernetes.
+    'kubernetes': ['kubernetes-validate>=1.32'],
     # The site: scripts/docs.sh.
     'docs': ['sphinx>=7.2', 'myst-parser>=3', 'furo>=2024.1', 'sphinxcontrib-mermaid>=1.0'],
     # What `compression` may name.
@@ -42,7 +44,7 @@ EXTRAS = {
     'smax': ['jaxmarl>=0.2,<0.3'],
     'gobigger': ['pygame>=2.1', 'numexpr', 'lz4', 'opencv-python-headless>=4.5,<4.12', 'pytest>=5'],
 }
-EXTRAS['test'] += EXTRAS['compare'] + EXTRAS['metrics']
+EXTRAS['test'] += EXTRAS['compare'] + EXTRAS['metrics'] + EXTRAS['kubernetes']
 # Everything a user may want at run time.
 EXTRAS['all'] = EXTRAS['embedded'] + EXTRAS['fast'] + EXTRAS['zstd'] + EXTRAS['compare'] + EXTRAS['metrics']
 

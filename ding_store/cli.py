@@ -407,9 +407,19 @@ def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -
 def _slurm(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.slurm import SlurmJob, parse_options
 
-    parts = [parse_options(words) for words in (options.learner, options.collectors)]
-    fields = (options.roles, command, options.time, options.per_node, options.cpus, options.checkpoint, *parts)
-    sys.stdout.write(SlurmJob(*fields, settings=options.settings).text(_config(options)))
+    learner, collectors = (parse_options(words) for words in (options.learner, options.collectors))
+    job = SlurmJob(
+        options.roles,
+        command,
+        options.time,
+        options.per_node,
+        options.cpus,
+        options.checkpoint,
+        learner,
+        collectors,
+        options.settings,
+    )
+    sys.stdout.write(job.text(_config(options)))
     return 0
 
 

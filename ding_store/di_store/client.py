@@ -109,7 +109,7 @@ def _settings(config_path: Optional[str]) -> Dict[str, Any]:
     environment = read_environment()
     settings: Dict[str, Any] = {}
     if config_path is not None and os.path.exists(config_path):
-        import yaml
+        import yaml  # type: ignore[import-untyped]
 
         with open(config_path, encoding='utf-8') as file:
             loaded = yaml.safe_load(file)

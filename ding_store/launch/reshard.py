@@ -143,7 +143,7 @@ class _Reshard:
         for each in new:
             rows, left = each.count() + max(left, 0), 0  # Rows that were evicted count with the first table.
             steps = dict(env_step=counts.env_step, env_episode=counts.env_episode)
-            places = dict(marks={}, runs={}, heads={}, cursor=None, chain='', epochs=0)
+            places: Dict[str, Any] = dict(marks={}, runs={}, heads={}, cursor=None, chain='', epochs=0)
             yield dict(run=self._run, rows=rows, chunks=chunks, policy_versions=versions, **steps, **places)
 
     def _save_entries(self, notes: Sequence[Dict[str, Any]], found: int, places: _Places) -> Any:

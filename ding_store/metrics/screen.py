@@ -250,7 +250,7 @@ class Restarts(NamedTuple):
     """Members of one place that failed or were killed, and were started again."""
 
     last: Mapping[str, Any]
-    count: int
+    num: int
 
 
 def restarts(members: Sequence[Mapping[str, Any]]) -> List[Restarts]:
@@ -260,12 +260,12 @@ def restarts(members: Sequence[Mapping[str, Any]]) -> List[Restarts]:
     for each in members:
         if each['id'] in gone:
             before = found.get(_place(each))
-            found[_place(each)] = Restarts(each, 1 if before is None else before.count + 1)
+            found[_place(each)] = Restarts(each, 1 if before is None else before.num + 1)
     return list(found.values())
 
 
 def _what_restarted(place: Restarts) -> str:
-    times = 'once' if place.count == 1 else f'{number(place.count)} times, the last time'
+    times = 'once' if place.num == 1 else f'{number(place.num)} times, the last time'
     who = f'{_role(place.last)} (node {place.last["node_id"]})'
     return f'{who} was started again {times} {_age(place.last)}: {why(place.last)}'
 

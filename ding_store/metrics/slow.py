@@ -75,7 +75,7 @@ def _end(status: Status) -> Iterator[Answer]:
 def _members(status: Status) -> Iterator[Answer]:
     run, again = plain(status['run']), replaced(status['members'])
     for place in restarts(status['members']):
-        times = 'once' if place.count == 1 else f'{number(place.count)} times, the last time'
+        times = 'once' if place.num == 1 else f'{number(place.num)} times, the last time'
         found = f'{_title(place.last)} failed {times}{_ago(place.last)}, and was started again: {why(place.last)}'
         yield Answer('restarts', found, f'read its log: ding-store logs {plain(place.last["role"])} --run {run} -n 50')
     for member in status['members']:

@@ -205,7 +205,7 @@ class LearnerRank:
         if sync != 'ddp':
             self.group.is_alone = True
             self._shared = SharedUpdates(session, sync, self.rank, self.num)
-            given = self._shared.begin(mine)
+            given: Optional[Mapping[str, Any]] = self._shared.begin(mine)
         elif self.group.connect(session):
             if self.rank == 0:
                 session.store.delete(OWN_PACE)  # An earlier start of the run may have had another mode.
@@ -220,7 +220,7 @@ class LearnerRank:
         if self.rank:
             self.begin_random(given)
         logging.info(f'ding_store: rank {self.rank} of {self.num} learners is connected')
-        return given
+        return dict(given)
 
     def begin_random(self, given: Mapping[str, Any]) -> None:
         """

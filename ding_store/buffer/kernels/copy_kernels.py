@@ -169,7 +169,7 @@ def _float_pointer(context: Any, address: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
 
-    return types.CPointer(types.float32)(address), generate
+    return types.CPointer(types.float32)(address), generate  # type: ignore[no-untyped-call]
 
 
 _bits_of: Any = intrinsic(_float_bits)

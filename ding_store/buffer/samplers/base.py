@@ -48,6 +48,9 @@ class RowPriorities(Protocol):
             - PriorityError: One is not a finite number >= 0, or their number differs.
         """
 
+    def of(self, rows: Array) -> Array:
+        """Return the priorities ``(B,)`` of rows ``(B,)``. NaN for rows that are gone."""
+
     def update(self, rows: Array, priority: Any) -> None:
         """
         Overview:
