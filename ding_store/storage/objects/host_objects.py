@@ -15,7 +15,7 @@ import fcntl
 import mmap
 import os
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ding_store import private_files
@@ -183,7 +183,7 @@ class HostObjects:
         new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
         try:
             yield new.descriptor
-            with self.state.locked() if is_copy else nullcontext():
+            with self.state.locked():  # A listing sees the new name or the old one, not neither or both.
                 why = self.state.why_gone(ref) if is_copy else 0
                 if why == DELETED:
                     raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
