@@ -4,9 +4,13 @@ import contextlib
 import itertools
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
+import pytest
+from two_hosts import two_hosts
 
+from ding_store.errors import StoreTimeout
 from ding_store.storage import open_store
 from ding_store.storage.testing import WAIT_S
 
@@ -66,3 +70,15 @@ def test_listing_counts_an_object_that_is_being_put_once(monkeypatch):
         assert usage.num_objects == 0
         assert objects.get(found[0]).arrays['x'].sum() == KB
         assert objects.info().in_memory.num_objects == 1
+
+
+def test_request_that_fails_does_not_stop_the_next_ones(redis_server, tmp_path, caplog):
+    with two_hosts(redis_server, tmp_path) as (here, there), here.open() as store, there.open() as other:
+        bad, good = (store.objects().put(arrays(KB, number)) for number in range(2))
+        (path,) = Path(here.directory).rglob(bad)
+        path.unlink()
+        path.symlink_to('/dev/null')  # The process refuses to read it.
+        with pytest.raises(StoreTimeout, match='did not come in time'):
+            other.objects().get(bad, timeout_s=0.5)
+        assert other.objects().get(good, timeout_s=10.0).arrays['x'].sum() == KB
+        assert f"request 'fetch' of another host for object {bad} failed" in caplog.text

@@ -18,7 +18,7 @@ import time
 import uuid
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
-from ding_store.errors import CorruptPayload, ObjectGone, StoreClosed, StoreTimeout
+from ding_store.errors import CorruptPayload, ObjectGone, StoreClosed, StoreTimeout, StoreUnavailable
 from ding_store.storage.base import Arrays, Entry, EntryId, Header
 from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import Pieces, is_whole
@@ -156,7 +156,7 @@ class Transfers:
                 if left_s <= 0:
                     raise StoreTimeout(
                         f'object {ref} did not come in time: no process of the host that stored it answers. Keep one '
-                        'there that has called store.objects(), or raise timeout_s.'
+                        'there that has called store.objects(), see its log for a failed request, or raise timeout_s.'
                     )
                 client.get(name, known, min(left_s, 1.0))  # wait; the loop reads it
                 moved()
@@ -223,22 +223,32 @@ class Transfers:
     def _serve_stream(self) -> None:
         reader = Reader(self._store, _stream_name(self._host), 'objects', on_corrupt='skip')
         while not self._closed.is_set():
+            self._drop_old()
             for entry in reader.read(timeout_s=self._store.client.check_every_s):
                 request = _checked(entry)
                 if request is not None:
                     self._answer(request)
                 reader.ack(entry.id, wait=False)
-            self._drop_old()
 
     def _answer(self, request: _Request) -> None:
+        """Answer a request. One that fails is logged and done with: the others must not wait for it."""
         name = _answer_name(request.host, self._host, request.lane)
-        if request.kind == DELETE:
-            self._local.delete(request.ref)
-        elif request.kind == DONE:
-            self._uploads.pop(name, None)
-            self._store.client.enter().delete(name)
-        else:
-            self._upload(name, request.ref, request.number)
+        try:
+            if request.kind == DELETE:
+                self._local.delete(request.ref)
+            elif request.kind == DONE:
+                self._store.client.enter().delete(name)
+                self._uploads.pop(name, None)
+            else:
+                self._upload(name, request.ref, request.number)
+        except (StoreClosed, StoreUnavailable):
+            raise  # The request is read again when the server is back.
+        except Exception as e:  # noqa: BLE001 - it may be about this object alone
+            if self._closed.is_set():
+                raise
+            logger.warning(
+                'request %r of another host for object %s failed: %s', request.kind, request.ref, e or type(e).__name__
+            )
 
     def _upload(self, name: str, ref: str, number: str) -> None:
         view, why = self._local.view(ref), b''
@@ -256,8 +266,8 @@ class Transfers:
         """Delete the uploads of hosts that died before they confirmed."""
         for name, put_at in list(self._uploads.items()):
             if time.monotonic() - put_at > UPLOAD_S:
-                del self._uploads[name]
                 self._store.client.enter().delete(name)
+                del self._uploads[name]
 
 
 def check_ref(ref: object) -> str:
