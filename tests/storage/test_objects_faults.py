@@ -12,7 +12,8 @@ from two_hosts import two_hosts
 
 from ding_store.errors import StoreTimeout
 from ding_store.storage import open_store
-from ding_store.storage.testing import WAIT_S
+from ding_store.storage.shared_memory.mapped_files import is_claimed
+from ding_store.storage.testing import WAIT_S, eventually
 
 _RUNS = (f'objects-faults{number}' for number in itertools.count())
 KB, MB = 1000, 1000_000
@@ -82,3 +83,15 @@ def test_request_that_fails_does_not_stop_the_next_ones(redis_server, tmp_path, 
             other.objects().get(bad, timeout_s=0.5)
         assert other.objects().get(good, timeout_s=10.0).arrays['x'].sum() == KB
         assert f"request 'fetch' of another host for object {bad} failed" in caplog.text
+
+
+def test_get_keeps_its_timeout_while_another_waits_for_the_host(redis_server, tmp_path):
+    dead = '0123abcd'  # a host that never answers
+    with contextlib.ExitStack() as stack:
+        with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
+            objects = store.objects()
+            waiting, _ = stack.enter_context(thread_of(lambda: objects.get(dead * 5, timeout_s=WAIT_S)))
+            eventually(lambda: any(map(is_claimed, map(str, tmp_path.rglob(f'fetch-{dead}-*')))), 'it has the lock')
+            with pytest.raises(StoreTimeout, match='another process of this host downloads from the same host'):
+                objects.get(dead * 4 + '0000000d', timeout_s=0.5)
+            assert waiting.is_alive()

@@ -123,7 +123,7 @@ class Transfers:
         while True:
             left_s = deadline - time.monotonic()
             lock = FetchLock(lambda: self._local.lock_path(path), max(0.01, min(_RETRY_S, left_s)))
-            with lock.taken() as held:
+            with lock.taken(deadline=deadline) as held:
                 if self._local.has(ref):
                     return
                 if held is not None:
@@ -159,7 +159,6 @@ class Transfers:
                         'there that has called store.objects(), see its log for a failed request, or raise timeout_s.'
                     )
                 client.get(name, known, min(left_s, 1.0))  # wait; the loop reads it
-                moved()
             self._take(ref, name, found, moved)
         finally:
             if asked_at:
