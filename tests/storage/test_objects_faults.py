@@ -3,11 +3,13 @@
 import contextlib
 import itertools
 import os
+import signal
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from processes import child
 from two_hosts import two_hosts
 
 from ding_store.errors import StoreTimeout
@@ -95,3 +97,18 @@ def test_get_keeps_its_timeout_while_another_waits_for_the_host(redis_server, tm
             with pytest.raises(StoreTimeout, match='another process of this host downloads from the same host'):
                 objects.get(dead * 4 + '0000000d', timeout_s=0.5)
             assert waiting.is_alive()
+
+
+def test_child_forked_during_a_download_holds_no_object(redis_server, tmp_path):
+    with two_hosts(redis_server, tmp_path) as (here, there), here.open() as store, there.open() as other:
+        ref = store.objects().put(arrays(3 * MB))
+        objects = other.objects()
+        there.proxy.bytes_per_s = 3e6
+        with thread_of(lambda: objects.get(ref, WAIT_S).arrays['x'].sum()) as (downloading, found):
+            # The mapping of a file that has no name of its own yet.
+            eventually(lambda: f'{ref}.' in Path('/proc/self/maps').read_text(), 'it downloads')
+            with child(lambda pipe: signal.pause()):
+                there.proxy.bytes_per_s = None
+                downloading.join(WAIT_S)
+                assert found == [3 * MB]
+                objects.pin(ref).release()

@@ -35,6 +35,7 @@ from ding_store.storage.shared_memory.mapped_files import (
     claim,
     is_claimed,
     map_bytes,
+    reopened,
 )
 
 #: Number of hexadecimal digits of a reference. The first ones identify the host that stored the object.
@@ -173,7 +174,13 @@ class HostObjects:
         """
         with self._made(ref, num_bytes, is_copy=True) as descriptor:
             allocate(descriptor, 0, num_bytes, self._memory.path(ref))
-            yield memoryview(mmap.mmap(descriptor, num_bytes))
+            # A mapping keeps a copy of its descriptor. One of ``descriptor`` would carry the lock into forked children.
+            unlocked = reopened(descriptor, os.O_RDWR)
+            try:
+                memory = mmap.mmap(unlocked.descriptor, num_bytes)
+            finally:
+                unlocked.close()
+            yield memoryview(memory)
 
     @contextmanager
     def _made(self, ref: str, num_bytes: int, is_copy: bool) -> Iterator[int]:

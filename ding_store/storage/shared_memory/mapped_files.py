@@ -152,9 +152,9 @@ def changed_at(path: str) -> int:
         return 0
 
 
-def reopened(descriptor: int) -> OwnerLock:
+def reopened(descriptor: int, flags: int = os.O_RDONLY) -> OwnerLock:
     """Open the same file anew with separate locks, even if its name is gone."""
-    return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
+    return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', flags | os.O_CLOEXEC))
 
 
 def is_claimed(path: str) -> bool:
