@@ -12,7 +12,7 @@ import pytest
 from processes import child
 from two_hosts import two_hosts
 
-from ding_store.errors import StoreTimeout
+from ding_store.errors import ForeignFile, StoreTimeout
 from ding_store.storage import open_store
 from ding_store.storage.shared_memory.mapped_files import is_claimed
 from ding_store.storage.testing import WAIT_S, eventually
@@ -112,3 +112,22 @@ def test_child_forked_during_a_download_holds_no_object(redis_server, tmp_path):
                 downloading.join(WAIT_S)
                 assert found == [3 * MB]
                 objects.pin(ref).release()
+
+
+def test_forked_child_whose_first_call_fails_may_try_again(redis_server, tmp_path):
+    with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
+        objects = store.objects()
+        (directory,) = tmp_path.rglob('objects')
+
+        def use(pipe):
+            directory.rename(tmp_path / 'away')
+            directory.touch()  # It cannot open its own.
+            with pytest.raises(ForeignFile):
+                objects.put(arrays(KB))
+            directory.unlink()
+            (tmp_path / 'away').rename(directory)
+            print(objects.put(arrays(KB)), file=pipe)
+            store.close()
+
+        with child(use) as (_, pipe):
+            assert objects.get(pipe.readline().strip()).arrays['x'].sum() == KB
