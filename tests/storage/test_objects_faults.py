@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -131,3 +132,23 @@ def test_forked_child_whose_first_call_fails_may_try_again(redis_server, tmp_pat
 
         with child(use) as (_, pipe):
             assert objects.get(pipe.readline().strip()).arrays['x'].sum() == KB
+
+
+def test_directory_for_spilled_objects_that_vanishes_is_made_again(tmp_path, monkeypatch):
+    """Another process removed it as abandoned, after this one had locked a file in it."""
+    samestat, removed = os.path.samestat, []
+
+    def vanishing(*arguments):
+        if not removed:
+            removed.extend(path.parent for path in tmp_path.rglob('members'))
+            shutil.rmtree(removed[0])
+            raise FileNotFoundError('members')
+        return samestat(*arguments)
+
+    monkeypatch.setattr(os.path, 'samestat', vanishing)
+    with open_store('memory://') as store:
+        objects = store.objects(max_bytes=10 * 4096, spill_dir=str(tmp_path))
+        refs = [objects.put(arrays(3 * KB)) for _ in range(20)]
+        assert len(removed) == 1
+        assert len(objects.get_many(refs)) == 20
+        assert objects.info().spilled.num_objects >= 10

@@ -124,15 +124,16 @@ class HostObjects:
         private_files.make_directories(options.spill_dir)
         directory = spill_directory(options.spill_dir, run_directory)
         private_files.own_directory(os.path.dirname(directory))
-        members, held = os.path.join(directory, MEMBERS), None
+        members = os.path.join(directory, MEMBERS)
+        held: Optional[OwnerLock] = None
         while held is None:
             private_files.own_directory(directory)
             with suppress(FileNotFoundError):
                 private_files.touch(members)
-                held = claim(members, shared=True)
+                found = claim(members, shared=True)
                 # Another process may just have removed a directory that no process held.
-                if held is not None and not os.path.samestat(os.fstat(held.descriptor), os.stat(members)):
-                    held = None
+                if found is not None and os.path.samestat(os.fstat(found.descriptor), os.stat(members)):
+                    held = found
         for name in os.listdir(os.path.dirname(directory)):
             remove_spilled(os.path.join(os.path.dirname(directory), name))
         return held

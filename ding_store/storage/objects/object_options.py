@@ -9,6 +9,7 @@ from typing import Any, Dict, Mapping, Optional
 
 from ding_store import private_files
 from ding_store.errors import ConfigError
+from ding_store.file_systems import shared_at
 from ding_store.storage.objects.eviction import ORDERS
 from ding_store.storage.shared_memory.cache_files import OPTIONS
 from ding_store.storage.shared_memory.cache_root import free_bytes
@@ -62,7 +63,15 @@ def checked(options: Mapping[str, Any]) -> Dict[str, Any]:
         if name not in NAMES:
             raise ConfigError(f'objects have no option {name!r}. Use any of {", ".join(NAMES)}.')
     spill_dir = ObjectOptions(**options).spill_dir
-    return {**options, **({} if spill_dir is None else {'spill_dir': os.path.abspath(spill_dir)})}
+    if spill_dir is None:
+        return dict(options)
+    shared = shared_at(spill_dir)
+    if shared is not None:
+        raise ConfigError(
+            f'spill_dir ({os.fspath(spill_dir)!r}) is on {shared.kind}, which other hosts may share: they would remove '
+            "each other's objects. Name a directory on a disk of this host."
+        )
+    return {**options, 'spill_dir': os.path.abspath(spill_dir)}
 
 
 def agreed(directory: str, given: Mapping[str, Any]) -> ObjectOptions:
