@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import os
 import shutil
 import signal
@@ -152,3 +153,19 @@ def test_directory_for_spilled_objects_that_vanishes_is_made_again(tmp_path, mon
         assert len(removed) == 1
         assert len(objects.get_many(refs)) == 20
         assert objects.info().spilled.num_objects >= 10
+
+
+def test_process_killed_while_it_notes_the_options_keeps_them(redis_server, tmp_path, monkeypatch):
+    run, given = next(_RUNS), {'max_bytes': 10 * 4096, 'spill_dir': str(tmp_path / 'disk')}
+
+    def opened():
+        return open_store(redis_server.url, run, host_cache_dir=str(tmp_path / 'cache'))
+
+    with opened() as first, opened() as second, opened() as third:
+        refs = [first.objects(**given).put(arrays(3 * KB)) for _ in range(20)]
+        with monkeypatch.context() as patched:
+            patched.setattr(json, 'dump', lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with contextlib.suppress(KeyboardInterrupt):
+                second.objects()
+        assert third.objects().info().options == first.objects().info().options
+        assert len(third.objects().get_many(refs)) == 20
