@@ -379,6 +379,7 @@ def test_serving_process_that_is_killed_is_replaced(redis_server, tmp_path):
 
 def test_upload_that_is_not_confirmed_is_deleted(redis_server, tmp_path, monkeypatch):
     monkeypatch.setattr(transfers, 'UPLOAD_S', 0.1)
+    monkeypatch.setattr(transfers, 'SLOWEST_BYTES_PER_S', 1e9)
     with two_hosts(redis_server, tmp_path) as (here, there), here.open(check_every_s=0.1) as store:
         ref = store.objects().put(arrays(3 * MB))
         there.proxy.bytes_per_s = 1e6

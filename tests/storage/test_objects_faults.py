@@ -16,6 +16,7 @@ from two_hosts import two_hosts
 
 from ding_store.errors import ForeignFile, StoreTimeout
 from ding_store.storage import open_store
+from ding_store.storage.objects import transfers
 from ding_store.storage.shared_memory.mapped_files import is_claimed
 from ding_store.storage.testing import WAIT_S, eventually
 
@@ -169,3 +170,12 @@ def test_process_killed_while_it_notes_the_options_keeps_them(redis_server, tmp_
                 second.objects()
         assert third.objects().info().options == first.objects().info().options
         assert len(third.objects().get_many(refs)) == 20
+
+
+def test_upload_stays_while_a_slow_link_downloads_it(redis_server, tmp_path, monkeypatch):
+    monkeypatch.setattr(transfers, 'UPLOAD_S', 0.1)
+    with two_hosts(redis_server, tmp_path) as (here, there):
+        with here.open(check_every_s=0.05) as store, there.open() as other:
+            ref = store.objects().put(arrays(3 * MB))
+            there.proxy.bytes_per_s = 4e6
+            assert other.objects().get(ref, WAIT_S).arrays['x'].sum() == 3 * MB

@@ -4,7 +4,7 @@ Each host has a stream of requests, ``objects/<host>``, which one of its process
 one takes its place. A request names the object and the asking host. The answer is a value of the two hosts and one of a
 few *lanes*. It carries the request's number and the bytes, or why the object is gone. The asking host has a lock per
 lane, so that one of its processes downloads for all. It then confirms, and the answer is deleted. If it dies, the
-serving process deletes the answer after ``UPLOAD_S``. If both die, one answer per lane stays until the next request, or
+serving process deletes the answer after some time. If both die, one answer per lane stays until the next request, or
 until the run ends.
 """
 
@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 _LANES = 4
 #: Time after which an unanswered request is sent again.
 _RETRY_S = 5.0
-#: Time after which an upload is deleted that the asking host does not confirm.
+#: Time after which an upload is deleted that the asking host does not confirm. Its bytes may take longer: they get the
+#: time of a link of this rate as well.
 UPLOAD_S = 60.0
+SLOWEST_BYTES_PER_S = 1e6
 #: Interval in which a process looks whether its host still has a serving one.
 _LOOK_S = 0.5
 #: Time that close() waits for the thread.
@@ -96,7 +98,7 @@ class Transfers:
         self._local = local
         self._host = host
         self._closed = threading.Event()
-        self._uploads: Dict[str, float] = {}  # value -> time when it was put
+        self._uploads: Dict[str, float] = {}  # value -> time from which it may be deleted
         self._serving = threading.Thread(target=self._serve, name='ding-store-objects', daemon=True)
         self._serving.start()
 
@@ -258,13 +260,16 @@ class Transfers:
             head = min(len(view), _HEAD_BYTES)
             payload = Pieces([view], [head, len(view) - head] if len(view) > head else [head])
             self._local.count('served')
-        self._uploads[name] = time.monotonic()
-        self._store.client.enter().put(name, payload, number.encode() + why)
+        try:
+            self._store.client.enter().put(name, payload, number.encode() + why)
+        finally:  # A put that failed may have sent parts of it.
+            num_bytes = 0 if view is None else len(view)
+            self._uploads[name] = time.monotonic() + UPLOAD_S + num_bytes / SLOWEST_BYTES_PER_S
 
     def _drop_old(self) -> None:
         """Delete the uploads of hosts that died before they confirmed."""
-        for name, put_at in list(self._uploads.items()):
-            if time.monotonic() - put_at > UPLOAD_S:
+        for name, until in list(self._uploads.items()):
+            if time.monotonic() > until:
                 self._store.client.enter().delete(name)
                 del self._uploads[name]
 
