@@ -324,6 +324,19 @@ def test_full_memory_refuses_puts_and_loses_nothing(redis_server, tmp_path):
         unmount(tmp_path / 'shm')
 
 
+def test_file_system_without_a_free_inode_is_named(redis_server, tmp_path):
+    tmpfs(tmp_path / 'shm', '4m,nr_inodes=40')
+    try:
+        with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path / 'shm')) as store:
+            objects, refs = store.objects(max_bytes=MB), []
+            with pytest.raises(NotEnoughSpace, match='no room for another file .* Make room there'):
+                refs.extend(objects.put(arrays(KB)) for _ in range(100))
+            assert names_of(objects, refs) == list(range(len(refs)))
+            assert objects.info().in_memory.num_objects == len(refs) > 10
+    finally:
+        unmount(tmp_path / 'shm')
+
+
 # --- several processes
 
 

@@ -17,6 +17,7 @@ from two_hosts import two_hosts
 from ding_store.errors import ForeignFile, StoreTimeout
 from ding_store.storage import open_store
 from ding_store.storage.objects import transfers
+from ding_store.storage.objects.eviction import MAIN, ORDERS, Found, Listing
 from ding_store.storage.shared_memory.mapped_files import is_claimed
 from ding_store.storage.testing import WAIT_S, eventually
 
@@ -179,3 +180,14 @@ def test_upload_stays_while_a_slow_link_downloads_it(redis_server, tmp_path, mon
             ref = store.objects().put(arrays(3 * MB))
             there.proxy.bytes_per_s = 4e6
             assert other.objects().get(ref, WAIT_S).arrays['x'].sum() == 3 * MB
+
+
+def test_main_queue_goes_when_the_small_one_is_empty():
+    """As when all that arrived since the listing is pinned: there is still something to evict."""
+    stamps = {'a': MAIN + 4, 'b': MAIN + 8}
+    objects = [Found(stamp, name, 10) for name, stamp in stamps.items()]
+    listing = Listing(objects, lambda name: stamps.get(name, -1), stamps.__setitem__, lambda: 100)
+    assert [found.name for found in ORDERS['s3fifo']().victims(listing)] == ['a', 'b']
+    victims = ORDERS['s3fifo']().victims(listing)
+    del stamps[next(victims).name]
+    assert list(victims) == [], 'one has left, and what has arrived is next'

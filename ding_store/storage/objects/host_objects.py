@@ -52,6 +52,8 @@ _MAX_BUFFERS = 512
 _STEP_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _PATIENCE_S = 10.0
+#: Number of times that other processes may take the room that was made for an object.
+_MIN_TRIES = 10
 
 
 class Usage(NamedTuple):
@@ -219,7 +221,7 @@ class HostObjects:
             raise NotEnoughSpace(
                 errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
             )
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline, num_tries = time.monotonic() + _PATIENCE_S, 0
         while True:
             with self.state.locked():
                 if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
@@ -228,13 +230,15 @@ class HostObjects:
                     self.state.add(tier.word, footprint)
                     self.state.add(count, 1)
                     return new
-            if time.monotonic() > deadline:
+            # Time alone says little: a try may wait for another process that spills to a slow disk.
+            if time.monotonic() > deadline and num_tries > _MIN_TRIES:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
                     f'other processes took the room for an object of {footprint} bytes, again and again. '
                     'Raise max_bytes.',
                 )
             self._make_room(footprint)
+            num_tries += 1
 
     def _discard(self, tier: _Tier, temporary: str, footprint: int) -> None:
         """Remove a file that did not become an object."""
@@ -477,9 +481,16 @@ class HostObjects:
 
 def _new_file(path: str) -> int:
     try:
-        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:  # from a process that was killed while it made the same object
+        with suppress(FileExistsError):  # from a process that was killed while it made the same object
+            return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return private_files.create(path)
+    except OSError as e:
+        if e.errno not in _FULL:
+            raise
+        raise NotEnoughSpace(
+            errno.ENOSPC,
+            f'no room for another file in {os.path.dirname(path)!r}: {e.strerror}. Make room there, or delete objects.',
+        ) from e
 
 
 def _footprint(num_bytes: int) -> int:
