@@ -16,7 +16,7 @@ from two_hosts import two_hosts
 
 from ding_store.errors import ForeignFile, StoreTimeout
 from ding_store.storage import open_store
-from ding_store.storage.objects import transfers
+from ding_store.storage.objects import host_objects, transfers
 from ding_store.storage.objects.eviction import MAIN, ORDERS, Found, Listing
 from ding_store.storage.shared_memory.mapped_files import is_claimed
 from ding_store.storage.testing import WAIT_S, eventually
@@ -191,3 +191,28 @@ def test_main_queue_goes_when_the_small_one_is_empty():
     victims = ORDERS['s3fifo']().victims(listing)
     del stamps[next(victims).name]
     assert list(victims) == [], 'one has left, and what has arrived is next'
+
+
+def test_objects_of_before_a_reboot_are_removed(redis_server, tmp_path, monkeypatch):
+    """A host cache on a disk has them still, but the clock of their stamps has begun anew."""
+    run = next(_RUNS)
+
+    def opened():
+        return open_store(redis_server.url, run, host_cache_dir=str(tmp_path))
+
+    def fill(pipe):
+        objects = opened().objects(max_bytes=MB)
+        print(objects.put(arrays(KB)), file=pipe)
+        signal.pause()
+
+    with child(fill) as (pid, pipe):
+        ref = pipe.readline().strip()
+        os.kill(pid, signal.SIGKILL)
+    assert list(tmp_path.rglob(ref)) != []
+    monkeypatch.setattr(host_objects, 'boot_id', lambda: 'fedcba98-7654-3210-0123-456789abcdef')
+    with opened() as store:
+        assert store.objects().info().in_memory == (0, 0)
+        assert list(tmp_path.rglob(ref)) == []
+        new = store.objects().put(arrays(KB))
+        with opened() as other:
+            assert other.objects().get(new).arrays['x'].sum() == KB

@@ -22,9 +22,10 @@ from ding_store import private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
 from ding_store.storage.objects.eviction import ORDERS, Fifo, Found, Listing, Order, now
-from ding_store.storage.objects.host_state import COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
+from ding_store.storage.objects.host_state import BOOT, COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
 from ding_store.storage.objects.object_options import ObjectOptions, agreed, note
 from ding_store.storage.shared_memory.cache_files import MEMBERS, OBJECTS, remove_spilled, spill_directory
+from ding_store.storage.shared_memory.cache_root import boot_id
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.mapped_files import (
     NEW,
@@ -107,6 +108,7 @@ class HostObjects:
         private_files.own_directory(self.directory)
         self.state = HostState(self.directory)
         with self.state.locked():
+            self._remove_those_of_another_boot()
             self.options = options = agreed(self.directory, given)
             self._members = self._joined(run_directory, options)
             note(self.directory, options)
@@ -118,6 +120,17 @@ class HostObjects:
             # Objects leave the disk in the order in which they came: any other order would write more.
             self._spill = _Tier(directory, options.spill_max_bytes, SPILLED, Fifo())
         self._evicting = FetchLock(self._evict_path, _PATIENCE_S)
+
+    def _remove_those_of_another_boot(self) -> None:
+        """Remove the objects of before this host was started again: their stamps are of another clock."""
+        boot = int(boot_id().replace('-', '')[:16], 16)
+        if self.state[BOOT] not in (0, boot):
+            for name in os.listdir(self.directory):
+                if len(name) == REF_DIGITS or name.endswith(NEW):
+                    os.unlink(os.path.join(self.directory, name))
+            for word in (MEMORY, SPILLED, PAID_AT):
+                self.state[word] = 0
+        self.state[BOOT] = boot
 
     def _joined(self, run_directory: str, options: ObjectOptions) -> Optional[OwnerLock]:
         """Create the directory for spilled objects, hold it, and remove those that no process holds."""
