@@ -11,6 +11,7 @@ also changes when another process gets the lock: the wait then starts anew.
 from __future__ import annotations
 
 import math
+import time
 from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
@@ -45,7 +46,7 @@ class FetchLock:
             Hold the lock within the block. Yield None if another process holds it and makes no progress.
         Arguments:
             - patience_s (:obj:`Optional[float]`): Overrides the lock's ``patience_s`` for this call.
-            - deadline (:obj:`float`): Stop waiting at this time of ``time.monotonic``, even if the holder makes progress.
+            - deadline (:obj:`float`): Stop waiting at this time of ``time.monotonic`` in any case.
         """
         path = self._path()
         patience_s = self.patience_s if patience_s is None else patience_s
@@ -55,7 +56,7 @@ class FetchLock:
         if held is not None:
             self._hung = -1, 0.0
             held.touch()
-        elif not is_known:
+        elif not is_known and time.monotonic() < deadline:
             self._hung = changed_at(path), patience_s
         try:
             yield held
