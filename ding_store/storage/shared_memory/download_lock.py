@@ -38,9 +38,7 @@ class FetchLock:
         self._hung = -1, 0.0
 
     @contextmanager
-    def taken(
-        self, patience_s: Optional[float] = None, deadline: float = math.inf
-    ) -> Iterator[Optional[OwnerLock]]:
+    def taken(self, patience_s: Optional[float] = None, deadline: float = math.inf) -> Iterator[Optional[OwnerLock]]:
         """
         Overview:
             Hold the lock within the block. Yield None if another process holds it and makes no progress.
