@@ -99,7 +99,7 @@ def test_get_keeps_its_timeout_while_another_waits_for_the_host(redis_server, tm
             waiting, _ = stack.enter_context(thread_of(lambda: objects.get(dead * 5, timeout_s=WAIT_S)))
             eventually(lambda: any(map(is_claimed, map(str, tmp_path.rglob(f'fetch-{dead}-*')))), 'it has the lock')
             with pytest.raises(StoreTimeout, match='another process of this host downloads from the same host'):
-                objects.get(dead * 4 + '0000000d', timeout_s=0.5)
+                objects.get(dead * 4 + '0000000d', timeout_s=2.0)
             assert waiting.is_alive()
 
 
@@ -174,11 +174,13 @@ def test_process_killed_while_it_notes_the_options_keeps_them(redis_server, tmp_
 
 
 def test_upload_stays_while_a_slow_link_downloads_it(redis_server, tmp_path, monkeypatch):
-    monkeypatch.setattr(transfers, 'UPLOAD_S', 0.1)
+    monkeypatch.setattr(transfers, 'UPLOAD_S', 0.0)
+    monkeypatch.setattr(transfers, 'SLOWEST_BYTES_PER_S', 1e5)
     with two_hosts(redis_server, tmp_path) as (here, there):
         with here.open(check_every_s=0.05) as store, there.open() as other:
             ref = store.objects().put(arrays(3 * MB))
-            there.proxy.bytes_per_s = 4e6
+            other.objects()
+            there.proxy.latency_s = 0.05  # It asks for the parts after ``UPLOAD_S``.
             assert other.objects().get(ref, WAIT_S).arrays['x'].sum() == 3 * MB
 
 
