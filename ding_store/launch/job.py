@@ -541,7 +541,7 @@ class Job:
             )
         if code == LEFT and process.role != 'learner':
             how = 'has left at a SIGTERM'
-        if (code < 0 or code == LEFT) and process.role == 'evaluator' and self._should_leave(session):
+        if (code < 0 or code == LEFT) and self._should_leave(process, session.store):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return []
         self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
@@ -600,10 +600,17 @@ class Job:
             words += ['--store', address_of(self.config.url)]
         return shlex.join([*words, '--', *self.script.command])
 
-    def _should_leave(self, session: RunSession) -> bool:
-        """Return True if we ended the process after the run finished in order. An evaluation may outlast our wait."""
-        end = end_of(session.store)
-        return self.is_hurrying and end is not None and not end.failed
+    def _should_leave(self, process: Process, store: Store) -> bool:
+        """
+        Return True if we ended the process after the run finished in order, and it has no state to save. An evaluation
+        or an update may outlast our wait.
+        """
+        end = end_of(store)
+        if not self.is_hurrying or end is None or end.failed:
+            return False
+        if process.role == WORKER:
+            return bool(process.rank) or checkpoints_of(store) is None
+        return process.role == 'evaluator' or (bool(process.rank) and goes_at_own_pace(store))
 
     def _may_restart(self, process: Process, session: RunSession) -> bool:
         """
@@ -708,19 +715,20 @@ class Job:
 
     def _hurry(self, ended_s: float) -> None:
         """
-        End the processes that are left, but none that is being debugged. A learner that writes its last checkpoint gets
-        time until it has, and so does one that is being started again.
+        End the processes that are left, but none that is being debugged. A learner or worker that writes its last
+        checkpoint gets time until it has, and so does a learner that is being started again.
         """
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
             return
         self.is_hurrying = True
-        if now - ended_s <= SAVE_S and any(is_saving(each.pid) for each in self.processes if each.code is None):
+        saving = [each.role for each in self.processes if each.code is None and is_saving(each.pid)]
+        if now - ended_s <= SAVE_S and saving:
             if not self.saving_s:
-                self.say('waiting for the last checkpoint: the learner is still writing it')
+                self.say(f'waiting for the last checkpoint: the {saving[0]} is still writing it')
             self.saving_s = now
         for process in self.processes:
-            busy_s = max(self.saving_s, self.starting_s) if process.role == 'learner' else 0.0
+            busy_s = max(self.saving_s, self.starting_s) if process.role in ('learner', WORKER) else 0.0
             since_s = now - max(ended_s, min(busy_s, ended_s + SAVE_S))
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
