@@ -25,9 +25,9 @@ from ding_store.launch.log_lines import line
 from ding_store.launch.nursery import Nursery, NurseryLost
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
-from ding_store.launch.process import Process, bury
+from ding_store.launch.process import Process, bury, member_of
 from ding_store.launch.progress import Display, summary, table
-from ding_store.launch.restarts import LEFT
+from ding_store.launch.restarts import LEFT, Restarts
 from ding_store.launch.role_process import Role, redirect
 from ding_store.launch.staff import Staff
 from ding_store.launch.termination import signals_as_interrupt
@@ -54,7 +54,7 @@ LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
 MAX_LEARNERS = 64
 #: Roles that a job may have.
 JOB_ROLES = (*ROLES, WORKER)
-#: How often workers are started again in a run without checkpoints.
+#: Early deaths in a row after which a worker other than 0 is not started again, see ``Restarts``.
 WORKER_RESTARTS = 5
 #: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
@@ -210,6 +210,7 @@ class Job:
     left_after_s: float = 0.0
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
+    worker_restarts: Dict[int, Restarts] = field(default_factory=dict)  # by rank, but for worker 0
     is_store_lost: bool = False
     is_hurrying: bool = False  # processes that are left receive SIGTERM
     history: Optional[str] = None  # path that was noted beside the logs
@@ -616,12 +617,11 @@ class Job:
         """
         Return whether a crashed process may be started again. A learner that failed because the disk is full
         (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full. If
-        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state.
+        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state. A
+        worker other than 0 needs no checkpoints: worker 0 has the newest parameters.
         """
         limit, end = self._max_restarts(session.store), end_of(session.store)
-        if limit is None and process.role == WORKER and process.rank:
-            limit = WORKER_RESTARTS  # It begins with the newest parameters, which worker 0 has.
-        if limit is None:
+        if limit is None and not _is_later_worker(process):
             return False
         if end is not None and (
             end.failed or process.role != 'learner' or process.rank is not None or self.is_hurrying
@@ -630,9 +630,24 @@ class Job:
         if process.code == os.EX_CONFIG:
             self.say('it is not started again: it failed with a ConfigError, which would occur again')
             return False
+        if _is_later_worker(process):
+            return self._may_restart_worker(process, session.store)
+        assert limit is not None
         if self.num_restarts >= limit:
             self.say(f'it is not started again: that was done {limit} times already (store.checkpoint.max_restarts)')
         return self.num_restarts < limit
+
+    def _may_restart_worker(self, process: Process, store: Store) -> bool:
+        """Count the death of a worker other than 0. Return whether it is started again."""
+        assert process.code is not None
+        assert process.rank is not None
+        member = member_of(Members(store).refresh(), process)
+        worked_s = member.figures.get('up_s', 0.0) if member is not None and 'train_iter' in member.figures else None
+        restarts = self.worker_restarts.setdefault(process.rank, Restarts(WORKER_RESTARTS))
+        if restarts.after(process.code if process.code <= 128 else 128 - process.code, worked_s) is not None:
+            return True
+        self.say(f'it is not started again: it ended early {restarts.num_early} times in a row')
+        return False
 
     @staticmethod
     def _max_restarts(store: Store) -> Optional[int]:
@@ -647,7 +662,8 @@ class Job:
 
     def _restart(self, process: Process, session: RunSession) -> Process:
         """Start another process in its place. Members that wait for it continue as soon as it reports."""
-        self.num_restarts += 1
+        if not _is_later_worker(process):
+            self.num_restarts += 1
         return self._start_again(process, session)
 
     def _start_again(self, process: Process, session: RunSession) -> Process:
@@ -655,9 +671,10 @@ class Job:
         self._report_starting(session.store)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
+        count = '' if _is_later_worker(process) else f', restart {self.num_restarts}{of}'
         is_late = process.rank and goes_at_own_pace(session.store)
         start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
-        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; {start}')
+        self.say(f'started again as {successor.title}{count}; {start}')
         return successor
 
     def start_process(self, role: str, node_id: int, rank: Optional[int] = None) -> Process:
@@ -756,6 +773,11 @@ def warn_of_shared_store(url: str, out: Any) -> None:
                 'must not use it at once. Use --store embedded:///tmp/NAME, or a Redis server\n'
             ),
         )
+
+
+def _is_later_worker(process: Process) -> bool:
+    """Return True for a worker other than 0."""
+    return process.role == WORKER and bool(process.rank)
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

@@ -12,7 +12,7 @@ pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch import role_process  # noqa: E402
-from ding_store.launch.job import LEAVE_S, TERM_S, Job, Process  # noqa: E402
+from ding_store.launch.job import LEAVE_S, TERM_S, WORKER_RESTARTS, Job, Process  # noqa: E402
 from ding_store.launch.progress import Display  # noqa: E402
 from ding_store.launch.role_process import Role  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH  # noqa: E402
@@ -172,6 +172,31 @@ def test_launcher_reports_a_learner_that_starts_until_it_joins(tmp_path):
     assert [is_there for is_there, _ in seen[:6]] == [False, True, True, True, False, False]
     assert all('is being started again' in text for _, text in seen[1:4])
     assert all('has gone silent' in text for _, text in seen[4:6])
+
+
+@pytest.mark.parametrize(('figures', 'most'), [({'train_iter': 3, 'up_s': 2.0}, None), ({}, WORKER_RESTARTS)])
+def test_worker_is_given_up_after_early_deaths_in_a_row(tmp_path, monkeypatch, figures, most):
+    """One that has trained may be preempted as often as it likes."""
+    spawned, said, enough = [], [], WORKER_RESTARTS + 3
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+
+        def spawn(*_):
+            if len(spawned) == enough:
+                store.put(FINISH, {'reason': 'enough', 'failed': False, 'parent': 0}, {})
+                return os.posix_spawn('/bin/true', ['true'], os.environ)
+            pid = os.posix_spawn('/bin/sh', ['sh', '-c', 'kill -9 $$'], os.environ)
+            Member(f'w{len(spawned)}', 'worker', 1, pid=pid, figures=figures).report(store)
+            spawned.append(pid)
+            return pid
+
+        monkeypatch.setattr(Role, 'spawn', spawn)
+        pid = spawn()
+        process = Process('worker', 1, pid, os.pidfd_open(pid), tmp_path / 'log', '', rank=1)
+        finish = {'finished': False, 'on_finish': lambda call: None, 'finish': lambda *_, **__: None}
+        job = Job(None, {'worker': 2}, StoreConfig(), tmp_path, say=said.append, processes=[process])
+        code = job.watch(SimpleNamespace(store=store, **finish), lambda: None, tick_s=0.01)
+    assert (code, len(spawned)) == ((0, enough) if most is None else (1, 1 + most))
+    assert ('it ended early 6 times in a row' in ''.join(said)) == (most is not None)
 
 
 @pytest.mark.parametrize(
