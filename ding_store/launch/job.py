@@ -280,6 +280,8 @@ class Job:
         try:
             lease = self._claim_run(session.store)
             session.hold(lease, f'the job of {lease.owner.place}')
+            for role in SINGLE_ROLES:  # a launcher before this one may have been killed while a process started
+                session.store.delete(f'{STARTING}{role}')
             decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
             session.upheld.append(LEARNERS)
             if 'collector' in self.roles:
@@ -709,12 +711,13 @@ class Job:
             self.starting_s = time.monotonic()
         with contextlib.suppress(ServerFull), best_effort(store):
             joined = {(member.pid, member.host) for member in Members(store).refresh().alive()}
-            self.starting = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
+            left = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
             for role in before:
-                if any(each.role == role for each in self.starting):
+                if any(each.role == role for each in left):
                     store.put(f'{STARTING}{role}', {}, {})
                 else:
                     store.delete(f'{STARTING}{role}')
+            self.starting = left  # last: if the store goes away in between, this is done again
 
     @staticmethod
     def _bury(process: Process, store: Store, how: str = 'crashed') -> None:

@@ -10,11 +10,13 @@ import pytest
 
 pytest.importorskip('ding')
 from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.launch import job as job_module  # noqa: E402
 from ding_store.launch import role_process  # noqa: E402
 from ding_store.launch.job import LEAVE_S, TERM_S, WORKER_RESTARTS, Job, Process  # noqa: E402
 from ding_store.launch.progress import Display  # noqa: E402
 from ding_store.launch.role_process import Role  # noqa: E402
+from ding_store.launch.user_script import UserScript  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH  # noqa: E402
 from ding_store.run.last_checkpoint import SAVE_S  # noqa: E402
 from ding_store.run.lease import Lease, Owner, role_lease  # noqa: E402
@@ -172,6 +174,48 @@ def test_launcher_reports_a_learner_that_starts_until_it_joins(tmp_path):
     assert [is_there for is_there, _ in seen[:6]] == [False, True, True, True, False, False]
     assert all('is being started again' in text for _, text in seen[1:4])
     assert all('has gone silent' in text for _, text in seen[4:6])
+
+
+def test_store_away_as_a_learner_joined_leaves_no_start_behind(tmp_path, monkeypatch):
+    """Else others would take every later learner that failed for one that is being started again."""
+    pid = os.posix_spawn('/bin/sleep', ['sleep', '60'], os.environ)
+    process, seen = Process('learner', 0, pid, os.pidfd_open(pid), tmp_path / 'log', ''), []
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+        delete, faults = store.delete, [StoreUnavailable('away')]
+
+        def delete_later(name):
+            if faults:
+                raise faults.pop()
+            return delete(name)
+
+        def tick():
+            seen.append(store.get(f'{STARTING}learner') is not None)
+            if len(seen) == 2:
+                Member('l', 'learner', 0, pid=pid).report(store)
+            if len(seen) == 4:
+                os.kill(pid, signal.SIGKILL)
+
+        monkeypatch.setattr(store, 'delete', delete_later)
+        finish = {'finished': False, 'on_finish': lambda call: None, 'finish': lambda *_, **__: None}
+        job = Job(None, {}, StoreConfig(), tmp_path, processes=[process], starting=[process])
+        job.watch(SimpleNamespace(store=store, **finish), tick, tick_s=0.01)
+    assert seen[:4] == [False, True, True, False]
+
+
+def test_start_that_a_killed_launcher_reported_is_forgotten(tmp_path, monkeypatch, forgetful_server):
+    config, seen = StoreConfig(url=forgetful_server.url, run='r'), []
+    with open_store(forgetful_server.url, run='r') as store:
+        for role in ('learner', 'evaluator'):
+            store.put(f'{STARTING}{role}', {}, {})
+
+        def watch(self, session, tick):
+            seen.extend(store.get(f'{STARTING}{role}') for role in ('learner', 'evaluator'))
+            return 1
+
+        monkeypatch.setattr(Job, 'start', lambda self: None)
+        monkeypatch.setattr(Job, 'watch', watch)
+        Job(UserScript('main.py', False, []), {'learner': 1}, config, tmp_path / 'logs').run(io.StringIO())
+    assert seen == [None, None]
 
 
 @pytest.mark.parametrize(('figures', 'most'), [({'train_iter': 3, 'up_s': 2.0}, None), ({}, WORKER_RESTARTS)])
