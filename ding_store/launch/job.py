@@ -674,7 +674,7 @@ class Job:
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
         count = '' if _is_later_worker(process) else f', restart {self.num_restarts}{of}'
-        is_late = process.rank and goes_at_own_pace(session.store)
+        is_late = _is_later_worker(process) or (process.rank and goes_at_own_pace(session.store))
         start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
         self.say(f'started again as {successor.title}{count}; {start}')
         return successor
