@@ -44,9 +44,10 @@ def test_copied_optimizer_steps_as_the_original_does():
     calls = []
     original.register_step_pre_hook(lambda *_: calls.append(1))
     step(original, own, 0)
+    num_calls = len(calls)  # torch calls a hook once for each class of the optimizer whose step it has wrapped
     copies, copied = copy_optimizer(original)
     step(copied, copies, 1)
-    assert len(calls) == 1
+    assert len(calls) == num_calls
     assert largest_difference(own, copies) > 0
     step(original, own, 1)
     assert largest_difference(own, copies) == 0
