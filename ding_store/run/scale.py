@@ -134,7 +134,7 @@ class Seat:
         """Return how many of ``number`` collectors this host starts, by the hosts that live now."""
         hosts: List[Host] = []
         own = i = 0
-        while i == self._number or self._look(i) is not None:
+        while i <= self._number or self._look(i) is not None:  # a failover may have lost one below
             found = self._host if i == self._number else self._living(i)
             if found is not None:
                 own = len(hosts) if i == self._number else own
