@@ -182,12 +182,11 @@ class Staff:
                 self._job.report(f'collectors: {target.number} become {number}, because {self._sizing.reason}')
                 changed = change_target(store, lambda old: old if old.is_by_hand else old._replace(number=number))
                 self._target = changed or target
-        return self._seat.share(self._target.number)
+        return self._seat.share(self._target.number, len(self._running()) + len(self._waiting()))
 
     def _come_to(self, number: int, store: Store) -> List[Process]:
         """Start or retire collectors of this host until there are as many, with those that are started again."""
-        running = [p for p in self._job.processes if p.role == 'collector' and p.code is None and not p.is_retired]
-        waiting = [each for each in self._pending if each[1].role == 'collector']
+        running, waiting = self._running(), self._waiting()
         given_up = sum(each.role == 'collector' for each in self._given_up)
         more = number - len(running) - len(waiting) - given_up
         for each in waiting[: max(0, -more)]:
@@ -203,6 +202,12 @@ class Staff:
             ids.append(self._new_node_id(store, ids))
         return [self._job.start_process('collector', node_id) for node_id in ids]
 
+    def _running(self) -> List[Process]:
+        return [p for p in self._job.processes if p.role == 'collector' and p.code is None and not p.is_retired]
+
+    def _waiting(self) -> List[Tuple[float, Process]]:
+        return [each for each in self._pending if each[1].role == 'collector']
+
     def _new_node_id(self, store: Store, taken: Sequence[int]) -> int:
         """Return the lowest node id of a collector of this host that has left, or a new one."""
         own = {*taken, *(each.node_id for each in self._job.processes if each.role == 'collector')}
@@ -214,16 +219,19 @@ class Staff:
     def retire_all(self) -> None:
         """Ask all collectors of this host to leave, and start none."""
         self._pending.clear()
-        if self._seat is not None:
-            with contextlib.suppress(StoreError):
-                self._seat.release()
-            self._seat = None
+        self.leave()
         for process in self._job.processes:
             if process.code is None and not process.is_retired:
                 process.is_retired = True
                 self._retire_by[process.pid] = time.monotonic() + RETIRE_S
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Let other hosts start this one's collectors at once."""
+        if self._seat is not None:
+            self._seat.release()
+            self._seat = None
 
     def hurry(self) -> None:
         """Kill processes that did not leave in time."""

@@ -81,6 +81,21 @@ def test_seat_whose_lower_neighbour_is_lost_starts_its_share(monkeypatch, lost):
         assert [seat.share(6) for seat in seats] == [2, 3, 1]
 
 
+def test_seat_not_seen_to_renew_retires_no_collectors(monkeypatch):
+    owner = Owner.this_process
+    with open_store('memory://') as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Owner, 'this_process', staticmethod(lambda name='': owner('a launcher')))
+            before = Seat(store, Host(4, 100))
+        seat = Seat(store, Host(4, 100))
+        assert [seat.share(4, started) for started in (0, 3, 4, 5)] == [0, 3, 4, 4]
+        assert seat.share(6, 1) == 2  # the other keeps four, if it lives
+        before.renew()  # it was not killed
+        assert [seat.share(4, started) for started in (0, 4)] == [0, 0]
+        before.release()
+        assert seat.share(4, 0) == 4
+
+
 def test_seat_that_was_taken_over_is_replaced_by_another(monkeypatch):
     with open_store('memory://') as store:
         seat = Seat(store, Host(0, 3))
