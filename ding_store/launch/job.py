@@ -113,14 +113,17 @@ def parse_bounds(text: str) -> Optional[Tuple[int, int]]:
     Overview:
         Return the bounds of 'learner=1,collector=2..16', or None if it has none.
     Raises:
-        - ConfigError: The second is not above the first.
+        - ConfigError: The first is 0, or the second is not above it.
     """
     for item in text.split(','):
         role, _, number = item.strip().partition('=')
         least, dots, most = number.partition('..')
         if dots:
-            if not int(least) < int(most) <= 10_000:
-                raise ConfigError(f'--roles: {item.strip()!r} should have a second bound above the first, up to 10000')
+            if not 1 <= int(least) < int(most) <= 10_000:
+                raise ConfigError(
+                    f'--roles: {item.strip()!r} should have a first bound of 1 or above, and a second bound above the '
+                    'first, up to 10000'
+                )
             return int(least), int(most)
     return None
 

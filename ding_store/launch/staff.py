@@ -187,8 +187,9 @@ class Staff:
     def _come_to(self, number: int, store: Store) -> List[Process]:
         """Start or retire collectors of this host until there are as many, with those that are started again."""
         running, waiting = self._running(), self._waiting()
-        given_up = sum(each.role == 'collector' for each in self._given_up)
-        more = number - len(running) - len(waiting) - given_up
+        more = number - len(running) - len(waiting)
+        if more > 0:  # nothing is started in the place of those that were given up
+            more = max(0, more - sum(each.role == 'collector' for each in self._given_up))
         for each in waiting[: max(0, -more)]:
             self._pending.remove(each)
             more += 1

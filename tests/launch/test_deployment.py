@@ -108,6 +108,7 @@ def test_join_with_options_of_another_role_is_refused(tmp_path, options, reason)
     [
         ('learner=1..2,collector=1', 'only collector may have'),
         ('learner=1,collector=3..3', 'second bound above the first'),
+        ('learner=1,collector=0..4', 'first bound of 1 or above'),
         ('learner=1,collector=3..', 'should read like'),
     ],
 )
