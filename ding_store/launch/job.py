@@ -349,9 +349,9 @@ class Job:
         """Kill every process of the job that is left, and remove the sockets that they listened at."""
         for process in self.processes:
             if process.code is None:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(process.pid, signal.SIGKILL)
-                    process.wait()
+                with contextlib.suppress(ChildProcessError):
+                    if process.send(signal.SIGKILL):
+                        process.wait()
         if self.nursery is not None:
             self.nursery.close()
         for address in self.addresses:
@@ -511,7 +511,7 @@ class Job:
         for process in self.processes:
             if process.code is None and not process.is_terminated:
                 process.is_terminated = True
-                os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
 
     def _reaped(self, process: Process, session: RunSession) -> List[Process]:
         """Call ``_reap``, and end the job if the store does not come back."""
@@ -524,8 +524,8 @@ class Job:
     def _reap(self, process: Process, session: RunSession) -> List[Process]:
         """Record the end of a process. Return the processes that were started in its place, if any."""
         code = process.wait()
+        process.code = code if code >= 0 else 128 - code  # from here on, no signal is sent
         os.close(process.pidfd)
-        process.code = code if code >= 0 else 128 - code
         if process.is_retired:
             self.staff.left(process, code)
             return []
@@ -589,8 +589,7 @@ class Job:
         for process in self.processes:
             if process.rank is not None and process.code is None:
                 self.say(f'{process.title} did not stop in {LEAVE_S:g} s, and is killed')
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
         self.regroup_by_s = time.monotonic() + LEAVE_S
 
     def report(self, text: str) -> None:
@@ -730,15 +729,15 @@ class Job:
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
             if since_s > LEAVE_S + TERM_S:
-                os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
             elif not process.is_terminated:
                 process.is_terminated = True
-                os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
 
     def _kill_all(self) -> None:
         for process in self.processes:
             if process.code is None:
-                os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
 
 
 def warn_of_shared_store(url: str, out: Any) -> None:

@@ -196,8 +196,7 @@ class Staff:
         for process in running[len(running) + min(0, more) :]:
             process.is_retired = True
             self._retire_by[process.pid] = time.monotonic() + RETIRE_S
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+            process.send(signal.SIGTERM)
         ids: List[int] = []  # all of them before the first start: the store may go away in between
         while len(ids) < more:
             ids.append(self._new_node_id(store, ids))
@@ -225,8 +224,7 @@ class Staff:
             if process.code is None and not process.is_retired:
                 process.is_retired = True
                 self._retire_by[process.pid] = time.monotonic() + RETIRE_S
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
 
     def leave(self) -> None:
         """Let other hosts start this one's collectors at once."""
@@ -239,8 +237,7 @@ class Staff:
         now = time.monotonic()
         for process in self._job.processes:
             if process.code is None and self._retire_by.get(process.pid, now + 1.0) <= now:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
 
     def _refreshed(self, store: Store) -> Members:
         if self._members is None:
