@@ -452,7 +452,7 @@ def _add_health(commands: argparse._SubParsersAction) -> None:
         'status is 0 if there is such a process and none is silent, else 1.',
         'ding-store health --role learner --max-silent 300',
     )
-    parser.add_argument('--role', default='', choices=('learner', 'evaluator', 'collector', 'agent', 'launcher'))
+    parser.add_argument('--role', default='', choices=('learner', 'evaluator', 'collector', 'worker', 'agent'))
     parser.add_argument(
         '--max-silent',
         metavar='SECONDS',

@@ -39,7 +39,7 @@ class Process:
         return f'{self.role}{rank} (node {self.node_id}, pid {self.pid})'
 
     def send(self, number: int) -> bool:
-        """Send it a signal. Return False if it has ended and was waited for: its pid may be another process's by now."""
+        """Send it a signal. Return False if it was waited for: its pid may be that of another process by now."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
             return True

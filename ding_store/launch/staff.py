@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from ding_store.launch.process import Process, bury, member_of, report_given_up
 from ding_store.launch.restarts import LEFT, Restarts
 from ding_store.metrics.figures import Figures
 from ding_store.metrics.sizing import Sizing
+from ding_store.run.health import Health
 from ding_store.run.members import Members, launch
 from ding_store.run.node_addresses import claim_node_id
 from ding_store.run.scale import NO_BOUND, Host, Seat, Target, change_target, put_target, target_of
@@ -104,6 +104,7 @@ class Staff:
         if code == os.EX_CONFIG:
             reason = f'given up: it failed with a ConfigError, which would occur again: {last}'
         self._given_up.append(process)
+        self._forget_health(process)
         report_given_up(members, process, store, reason, launch(self._job.config.launched))
         self._job.report(f'{process.title} is {reason}')
         if process.role != 'collector' or not self._has_collectors(members):
@@ -114,7 +115,12 @@ class Staff:
     def left(self, process: Process, code: int) -> None:
         """Note the end of a process that was asked to leave."""
         self._retire_by.pop(process.pid, None)
+        self._forget_health(process)
         self._job.report(f'{process.title} has left' if code in (0, LEFT) else f'{process.title} was ended')
+
+    def _forget_health(self, process: Process) -> None:
+        """Remove the health file of a process that is not started again. A killed one has left it."""
+        Health(self._job.config.health, process.role, process.node_id).end()
 
     def _has_collectors(self, members: Members) -> bool:
         """Return True if a collector runs or is started again, on this host or another."""
@@ -192,6 +198,7 @@ class Staff:
             more = max(0, more - sum(each.role == 'collector' for each in self._given_up))
         for each in waiting[: max(0, -more)]:
             self._pending.remove(each)
+            self._forget_health(each[1])
             more += 1
         for process in running[len(running) + min(0, more) :]:
             process.is_retired = True

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ding_store.config import StoreConfig
+from ding_store.launch import restarts
 from ding_store.launch import staff as module
 from ding_store.launch.process import Process
 from ding_store.launch.staff import Staff
@@ -91,3 +92,24 @@ def test_smaller_number_retires_none_for_those_given_up(work, store):
     want(store, 1)
     staff.tick(session)
     assert len(work.running()) == 1
+
+
+def test_health_files_of_collectors_not_started_again_go(work, store, tmp_path, monkeypatch):
+    monkeypatch.setattr(restarts, 'FIRST_S', restarts.LONGEST_S)
+    staff, session = Staff(work, 3), SimpleNamespace(store=store, finished=False)
+    staff.begin(store, 3, None)
+    first, second, third = staff.tick(session)
+    for process in (first, second, third):
+        Health(str(tmp_path), 'collector', process.node_id).beat()
+        work.end(process)
+    staff.goes_on_after(first, os.EX_CONFIG, 'failed', store)  # it is given up
+    for process in (second, third):
+        staff.goes_on_after(process, -signal.SIGKILL, 'was killed', store)
+    assert len(seen_in(str(tmp_path))) == 2  # probes wait for the next ones
+    want(store, 1)
+    assert staff.tick(session) == []
+    (left,) = seen_in(str(tmp_path))
+    assert left.name == f'collector-{third.node_id}'
+    third.is_retired = True
+    staff.left(third, -signal.SIGKILL)
+    assert seen_in(str(tmp_path)) == []
