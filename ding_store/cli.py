@@ -189,13 +189,13 @@ def _add_command(commands: argparse._SubParsersAction, name: str, text: str, exa
     )
 
 
-def _add_store_options(parser: argparse.ArgumentParser, environment: Environment) -> None:
+def _add_store_options(parser: argparse.ArgumentParser, environment: Environment, store_help: str = '') -> None:
     parser.add_argument(
         '--store',
         metavar='URL',
         default=environment.url or DEFAULT_URL,
         # Show the variable's name: its value may hold a password.
-        help=f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
+        help=store_help or f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
     )
     parser.add_argument(
         '--run',
@@ -383,7 +383,9 @@ def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -
         '      -- python -u main.py > job.sbatch',
         usage='ding-store slurm --roles ROLE=N,... --time TIME [options] -- python SCRIPT ...',
     )
-    _add_store_options(parser, environment)
+    _add_store_options(
+        parser, environment, f'refused here: export {ENV_URL} where you run sbatch (default: the job starts a server)'
+    )
     _add_settings(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', required=True, help='as for run')
     parser.add_argument('--time', metavar='TIME', required=True, help='time limit in the form of sbatch')
@@ -407,6 +409,11 @@ def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -
 def _slurm(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.slurm import SlurmJob, parse_options
 
+    if options.store != (options.environment.url or DEFAULT_URL):
+        raise ConfigError(
+            f'--store is not written into the script, because a URL may hold a password. Export {ENV_URL} where you run '
+            'sbatch. Without it, the job starts a server'
+        )
     learner, collectors = (parse_options(words) for words in (options.learner, options.collectors))
     job = SlurmJob(
         options.roles,
