@@ -45,7 +45,7 @@ def test_script_has_two_parts_with_their_options(tmp_path):
         (['--learner=partition=gpu'], 'should be an option of sbatch'),
         (['--roles', 'worker=4'], 'has no collectors'),
         (['--roles', 'learner=1,collector=0'], 'has no collectors'),
-        (['--store', 'redis://host'], 'Export DING_STORE_URL where you run sbatch'),
+        (['--store', 'redis://host'], 'Export DING_STORE_URL'),
     ],
 )
 def test_script_with_a_wrong_option_is_refused(tmp_path, options, reason):
