@@ -107,6 +107,8 @@ class Agent(Job):
             self.staff.join(session.store, self.capacity or 1)
             self.say(f'this host starts up to {self.capacity} collectors of run {self.config.run!r}')
             code = self.watch(session, health.beat)
+            if session.failed or not session.finished:  # else the run's data is deleted
+                self.staff.leave()
             self.say('left the run' if session.finish_reason is None else f'the run has ended: {session.finish_reason}')
             return code or int(session.failed)
         finally:

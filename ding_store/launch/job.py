@@ -313,6 +313,7 @@ class Job:
             self._note_history(session.store)
             self._say_where_curves_are(session.store)
         if code != 0:
+            self.staff.leave()
             self._say_how_to_resume(session.store)
         else:
             try:
@@ -483,8 +484,6 @@ class Job:
                 if interrupts > 1:
                     self._kill_all()
         selector.close()
-        if session.failed or not session.finished:  # else the run's data is deleted
-            self.staff.leave()
         self.left_after_s = time.monotonic() - ended[0] if ended else 0.0
         return os.EX_CONFIG if self.is_misconfigured else 1 if self.failed else 0
 

@@ -91,12 +91,17 @@ def test_collector_that_dies_at_once_is_given_up_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(('role', 'node'), [('collector', 2), ('evaluator', 1)])
-def test_run_whose_last_one_is_given_up_fails_by_name(tmp_path, role, node):
+def test_run_whose_last_one_is_given_up_fails_by_name(tmp_path, redis_server, role, node):
     options = ['run', '--run', 'r', '--roles', 'learner=1,collector=1,evaluator=1', '--restarts', 0]
+    options += ['--store', redis_server.url]
     with job(ding_store(*options, *tiny(tmp_path, '--broken', node)), tmp_path) as run:
         assert run.wait() == 1, run.text
     assert f'cannot go on without its {role}' in run.text
     assert f'failed: {role} (node {node}' in run.text
+    with open_store(redis_server.url, 'r') as store:
+        # Otherwise a launcher that resumes it on another host would wait for this one to start collectors.
+        assert store.get('host/0').header['is_released']
+        store.clear()
 
 
 def test_scale_starts_and_retires_collectors(tmp_path):
