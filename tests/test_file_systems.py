@@ -9,6 +9,7 @@ from ding_store import file_systems
 from ding_store.doctor.machine_checks import check_shared_file_systems
 from ding_store.errors import ConfigError
 from ding_store.file_systems import FileSystem, file_system_of, shared_at
+from ding_store.storage import open_store
 from ding_store.storage.shared_memory.cache_dir import open_cache_dir
 
 LINE = '{number} 25 0:{number} / {at} rw,relatime shared:1 - {kind} source rw\n'
@@ -64,6 +65,14 @@ def test_host_cache_on_a_shared_file_system_is_refused(mounted):
     root = mounted(home='nfs4')
     with pytest.raises(ConfigError, match=r'host_cache_dir .* is on nfs4, which other hosts may share'):
         open_cache_dir('r', str(root / 'home' / 'cache'))
+
+
+def test_spilled_objects_on_a_shared_file_system_are_refused(mounted):
+    root = mounted(home='nfs4')
+    with open_store('memory://') as store:
+        with pytest.raises(ConfigError, match=r'spill_dir .* is on nfs4, which other hosts may share'):
+            store.objects(spill_dir=str(root / 'home' / 'spilled'))
+        store.objects(spill_dir=str(root / 'spilled'))
 
 
 def test_doctor_names_what_lies_on_a_shared_file_system(monkeypatch, tmp_path):

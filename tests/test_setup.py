@@ -261,7 +261,7 @@ def test_setup_without_the_venv_module_names_the_install(checkout):
     ('arguments', 'text'),
     [
         (['--bogus'], "unknown argument '--bogus'"),
-        (['--extra', 'bogus'], 'setup.py has: embedded fast compare hdf5 minari metrics test docs'),
+        (['--extra', 'bogus'], 'setup.py has: embedded fast compare hdf5 minari metrics test kubernetes docs'),
         (['--extra=.*'], "unknown extra '.*'"),
         (['--extra'], '--extra needs a name'),
     ],

@@ -25,9 +25,9 @@ from ding_store.launch.log_lines import line
 from ding_store.launch.nursery import Nursery, NurseryLost
 from ding_store.launch.plot import note_history, where_to_look
 from ding_store.launch.printing import print_to, printable
-from ding_store.launch.process import Process, bury
+from ding_store.launch.process import Process, bury, member_of
 from ding_store.launch.progress import Display, summary, table
-from ding_store.launch.restarts import LEFT
+from ding_store.launch.restarts import LEFT, Restarts
 from ding_store.launch.role_process import Role, redirect
 from ding_store.launch.staff import Staff
 from ding_store.launch.termination import signals_as_interrupt
@@ -54,7 +54,7 @@ LEAVE_S, TERM_S = 10.0, ARRIVE_S + 2.0
 MAX_LEARNERS = 64
 #: Roles that a job may have.
 JOB_ROLES = (*ROLES, WORKER)
-#: How often workers are started again in a run without checkpoints.
+#: Early deaths in a row after which a worker other than 0 is not started again, see ``Restarts``.
 WORKER_RESTARTS = 5
 #: Reason of a run that a person or a scheduler stopped, here or with `ding-store stop`.
 INTERRUPTED, STOPPED = 'interrupted', 'stopped by ding-store stop'
@@ -213,6 +213,7 @@ class Job:
     left_after_s: float = 0.0
     addresses: List[str] = field(default_factory=list)
     num_restarts: int = 0
+    worker_restarts: Dict[int, Restarts] = field(default_factory=dict)  # by rank, but for worker 0
     is_store_lost: bool = False
     is_hurrying: bool = False  # processes that are left receive SIGTERM
     history: Optional[str] = None  # path that was noted beside the logs
@@ -282,6 +283,8 @@ class Job:
         try:
             lease = self._claim_run(session.store)
             session.hold(lease, f'the job of {lease.owner.place}')
+            for role in SINGLE_ROLES:  # a launcher before this one may have been killed while a process started
+                session.store.delete(f'{STARTING}{role}')
             decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
             session.upheld.append(LEARNERS)
             if 'collector' in self.roles:
@@ -545,7 +548,7 @@ class Job:
             )
         if code == LEFT and process.role != 'learner':
             how = 'has left at a SIGTERM'
-        if (code < 0 or code == LEFT) and process.role == 'evaluator' and self._should_leave(session):
+        if (code < 0 or code == LEFT) and self._should_leave(process, session.store):
             self.say(f'{process.title} was not done {LEAVE_S:g} s after the end of the run, and was ended')
             return []
         self.say(f'{process.title} {how}; its log is {"this terminal" if process.is_debugged else process.log}')
@@ -603,21 +606,27 @@ class Job:
             words += ['--store', address_of(self.config.url)]
         return shlex.join([*words, '--', *self.script.command])
 
-    def _should_leave(self, session: RunSession) -> bool:
-        """Return True if we ended the process after the run finished in order. An evaluation may outlast our wait."""
-        end = end_of(session.store)
-        return self.is_hurrying and end is not None and not end.failed
+    def _should_leave(self, process: Process, store: Store) -> bool:
+        """
+        Return True if we ended the process after the run finished in order, and it has no state to save. An evaluation
+        or an update may outlast our wait.
+        """
+        end = end_of(store)
+        if not self.is_hurrying or end is None or end.failed:
+            return False
+        if process.role == WORKER:
+            return bool(process.rank) or checkpoints_of(store) is None
+        return process.role == 'evaluator' or (bool(process.rank) and goes_at_own_pace(store))
 
     def _may_restart(self, process: Process, session: RunSession) -> bool:
         """
         Return whether a crashed process may be started again. A learner that failed because the disk is full
         (NotEnoughSpace) is started again like any other, up to ``max_restarts`` times, even if it is still full. If
-        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state.
+        the run ended in order meanwhile, only a learner is: it reads the last experience, and saves the last state. A
+        worker other than 0 needs no checkpoints: worker 0 has the newest parameters.
         """
         limit, end = self._max_restarts(session.store), end_of(session.store)
-        if limit is None and process.role == WORKER and process.rank:
-            limit = WORKER_RESTARTS  # It begins with the newest parameters, which worker 0 has.
-        if limit is None:
+        if limit is None and not _is_later_worker(process):
             return False
         if end is not None and (
             end.failed or process.role != 'learner' or process.rank is not None or self.is_hurrying
@@ -626,9 +635,24 @@ class Job:
         if process.code == os.EX_CONFIG:
             self.say('it is not started again: it failed with a ConfigError, which would occur again')
             return False
+        if _is_later_worker(process):
+            return self._may_restart_worker(process, session.store)
+        assert limit is not None
         if self.num_restarts >= limit:
             self.say(f'it is not started again: that was done {limit} times already (store.checkpoint.max_restarts)')
         return self.num_restarts < limit
+
+    def _may_restart_worker(self, process: Process, store: Store) -> bool:
+        """Count the death of a worker other than 0. Return whether it is started again."""
+        assert process.code is not None
+        assert process.rank is not None
+        member = member_of(Members(store).refresh(), process)
+        worked_s = member.figures.get('up_s', 0.0) if member is not None and 'train_iter' in member.figures else None
+        restarts = self.worker_restarts.setdefault(process.rank, Restarts(WORKER_RESTARTS))
+        if restarts.after(process.code if process.code <= 128 else 128 - process.code, worked_s) is not None:
+            return True
+        self.say(f'it is not started again: it ended early {restarts.num_early} times in a row')
+        return False
 
     @staticmethod
     def _max_restarts(store: Store) -> Optional[int]:
@@ -643,7 +667,8 @@ class Job:
 
     def _restart(self, process: Process, session: RunSession) -> Process:
         """Start another process in its place. Members that wait for it continue as soon as it reports."""
-        self.num_restarts += 1
+        if not _is_later_worker(process):
+            self.num_restarts += 1
         return self._start_again(process, session)
 
     def _start_again(self, process: Process, session: RunSession) -> Process:
@@ -651,9 +676,10 @@ class Job:
         self._report_starting(session.store)
         limit = self._max_restarts(session.store)
         of = '' if limit is None else f' of {limit}'
-        is_late = process.rank and goes_at_own_pace(session.store)
+        count = '' if _is_later_worker(process) else f', restart {self.num_restarts}{of}'
+        is_late = _is_later_worker(process) or (process.rank and goes_at_own_pace(session.store))
         start = 'it begins with the newest parameters' if is_late else 'it goes on from its checkpoint'
-        self.say(f'started again as {successor.title}, restart {self.num_restarts}{of}; {start}')
+        self.say(f'started again as {successor.title}{count}; {start}')
         return successor
 
     def start_process(self, role: str, node_id: int, rank: Optional[int] = None) -> Process:
@@ -688,12 +714,13 @@ class Job:
             self.starting_s = time.monotonic()
         with contextlib.suppress(ServerFull), best_effort(store):
             joined = {(member.pid, member.host) for member in Members(store).refresh().alive()}
-            self.starting = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
+            left = [each for each in self.starting if each.code is None and (each.pid, host) not in joined]
             for role in before:
-                if any(each.role == role for each in self.starting):
+                if any(each.role == role for each in left):
                     store.put(f'{STARTING}{role}', {}, {})
                 else:
                     store.delete(f'{STARTING}{role}')
+            self.starting = left  # last: if the store goes away in between, this is done again
 
     @staticmethod
     def _bury(process: Process, store: Store, how: str = 'crashed') -> None:
@@ -711,19 +738,20 @@ class Job:
 
     def _hurry(self, ended_s: float) -> None:
         """
-        End the processes that are left, but none that is being debugged. A learner that writes its last checkpoint gets
-        time until it has, and so does one that is being started again.
+        End the processes that are left, but none that is being debugged. A learner or worker that writes its last
+        checkpoint gets time until it has, and so does a learner that is being started again.
         """
         now = time.monotonic()
         if now - ended_s <= LEAVE_S:
             return
         self.is_hurrying = True
-        if now - ended_s <= SAVE_S and any(is_saving(each.pid) for each in self.processes if each.code is None):
+        saving = [each.role for each in self.processes if each.code is None and is_saving(each.pid)]
+        if now - ended_s <= SAVE_S and saving:
             if not self.saving_s:
-                self.say('waiting for the last checkpoint: the learner is still writing it')
+                self.say(f'waiting for the last checkpoint: the {saving[0]} is still writing it')
             self.saving_s = now
         for process in self.processes:
-            busy_s = max(self.saving_s, self.starting_s) if process.role == 'learner' else 0.0
+            busy_s = max(self.saving_s, self.starting_s) if process.role in ('learner', WORKER) else 0.0
             since_s = now - max(ended_s, min(busy_s, ended_s + SAVE_S))
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
@@ -751,6 +779,11 @@ def warn_of_shared_store(url: str, out: Any) -> None:
                 'must not use it at once. Use --store embedded:///tmp/NAME, or a Redis server\n'
             ),
         )
+
+
+def _is_later_worker(process: Process) -> bool:
+    """Return True for a worker other than 0."""
+    return process.role == WORKER and bool(process.rank)
 
 
 def _tail(log: Path, num_lines: int = 15) -> str:

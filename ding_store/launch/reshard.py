@@ -25,6 +25,7 @@ from ding_store.checkpoint import CheckpointDir
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import print_to
+from ding_store.middleware.backpressure import coarse
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.learner_exchanger import LEARNER_READER
@@ -91,6 +92,7 @@ class _Reshard:
             found = num_learners_in(self._root)
             if found is None:
                 raise ConfigError(f'there is no replay in {self._root!r}. Name another directory with --replay.')
+            self._remove_rests()
             if found == self._num:
                 print_to(sys.stdout, f'{self._root} is distributed over {found} already\n')
                 return 0
@@ -101,10 +103,14 @@ class _Reshard:
     def _in_work(self, *names: str) -> str:
         return os.path.join(self._work, *names)
 
+    def _remove_rests(self) -> None:
+        """Remove what this command, or one that was killed, does not need any more: the replay is whole."""
+        for directory in (self._work, self._old):
+            shutil.rmtree(directory, ignore_errors=True)
+
     # Before anything is changed
 
     def _prepare(self, found: int) -> None:
-        shutil.rmtree(self._work, ignore_errors=True)
         private_files.directory(self._work)
         with contextlib.ExitStack() as stack:
             old = [stack.enter_context(_opened(replay_of(self._root, rank, found))) for rank in range(found)]
@@ -188,8 +194,7 @@ class _Reshard:
             os.rename(self._in_work('replay'), self._root)
             sync_directory(os.path.dirname(self._root))
         os.unlink(self._in_work(_READY))
-        shutil.rmtree(self._work)
-        shutil.rmtree(self._old, ignore_errors=True)
+        self._remove_rests()
         print_to(
             sys.stdout,
             f'{self._root}: {plan["rows"]} rows and {plan["entries"]} unread entries of {plan["found"]} '
@@ -206,7 +211,9 @@ class _Reshard:
         for several in (found, num):
             for partition in range(several):
                 store.delete(stream_of(partition, several))
-                store.delete(progress_name_of(partition, several))
+                progress = progress_name_of(partition, several)
+                store.delete(progress)
+                store.delete(coarse(progress))
         for partition in range(num):
             stream = stream_of(partition, num)
             # A stream without a reader would let its entries go.

@@ -66,8 +66,9 @@ class Role:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # A learner may have a last checkpoint to write. All others have nothing to keep.
-        end_with(self.launcher, signal.SIGTERM if self.title.startswith('learner') else signal.SIGKILL)
+        # A learner or worker 0 may have a last checkpoint to write. All others have nothing to keep.
+        may_save = self.title.startswith('learner') or (self.is_worker and not self.rank)
+        end_with(self.launcher, signal.SIGTERM if may_save else signal.SIGKILL)
 
     def run(self) -> int:
         """Run the script until it ends, and return its exit code."""

@@ -54,19 +54,19 @@ def _summary(status: Mapping[str, Any]) -> Table:
     _row(grid, 'run', _joined([plain(status['run']), _state(status, up_s), f'{plain(status["store"])}']))
     trains = [f'{number(figures["train_iter"])} iterations', per_s(rates['train_iter'])]
     _row(grid, 'train', _joined([*trains, *_spent('learner', shares, figures['checkpoint_overhead'])]))
-    who = 'worker' if figures['num_workers'] else 'collector'
+    who = 'worker' if has_workers(status) else 'collector'
     count = figures[f'num_{who}s']
     steps = [f'{number(figures["env_step"])} env steps', per_s(rates['env_step'])]
     wanted = status['scale']['number'] if status['scale'] and who == 'collector' else count
     running = f'{number(count)} {who}{"" if count == 1 else "s"}'
-    if wanted != count:
+    if wanted > count and status['finished'] is None:  # others may have joined without being wanted
         running = f'{number(count)} of {number(wanted)} collectors'
     _row(grid, 'collect', _joined([*steps, running, *_spent('collector', shares)]))
     _row(grid, 'return', _evaluation(figures))
     _row(grid, 'replay', _replay(figures, status['samples_per_insert']))
     if figures['updates']:
         _row(grid, 'updates', _updates(figures))
-    if figures['policy_versions'] or not figures['num_workers']:
+    if figures['policy_versions'] or who == 'collector':
         _row(grid, 'policy', _policies(figures, rates.get('policy_version')))
     if any(map(is_experience, status['streams'])):
         _row(grid, 'stream', _stream(status['streams'], figures['max_pending_bytes']))
@@ -78,12 +78,17 @@ def _summary(status: Mapping[str, Any]) -> Table:
     return grid
 
 
+def has_workers(status: Mapping[str, Any]) -> bool:
+    """Return whether this is a run of workers (``--roles worker=N``), which has no learner."""
+    return any(member['role'] == 'worker' for member in status['members'])
+
+
 def _state(status: Mapping[str, Any], up_s: Optional[float]) -> str:
     if status['finished'] is not None:
         return f'{"ended" if status["failed"] else "finished"}: {plain(status["finished"])}'
     if not status['members']:
         return 'no members yet'
-    return 'running' if up_s is None else f'learner up for {duration(up_s)}'
+    return 'running' if up_s is None else f'{"worker 0" if has_workers(status) else "learner"} up for {duration(up_s)}'
 
 
 def _spent(role: str, shares: Mapping[str, float], checkpoints: Optional[float] = None) -> List[str]:

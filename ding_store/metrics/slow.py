@@ -7,6 +7,7 @@ from typing import Any, Iterator, List, Mapping, NamedTuple
 from ding_store.metrics.screen import (
     NEAR,
     duration,
+    has_workers,
     is_experience,
     number,
     plain,
@@ -67,7 +68,7 @@ def why_slow(status: Status) -> List[Answer]:
 def _end(status: Status) -> Iterator[Answer]:
     if status['finished'] is not None:
         yield Answer('run', f'it has ended: {plain(status["finished"])}', 'start it again with the same command')
-    elif not any(member['role'] == 'learner' for member in status['members']):
+    elif not any(member['role'] in ('learner', 'worker') for member in status['members']):
         others = f'{number(len(status["members"]))} other processes' if status['members'] else 'no process'
         yield Answer('learner', f'no learner has reported, and {others}', "start one, or read the launcher's messages")
 
@@ -114,13 +115,18 @@ def _losses(status: Status) -> Iterator[Answer]:
 def _learner(status: Status) -> Iterator[Answer]:
     shares, figures = status['shares'], status['figures']
     known = {name[8:]: share for name, share in shares.items() if name.startswith('learner_')}
-    if not known:
-        found = 'the learner has not reported meanwhile'
-        yield Answer('learner', found, 'wait, and run this again. If it stays so, the learner hangs: read its log')
+    is_worker, rate = has_workers(status), status['rates_per_s']['train_iter']
+    if rate is None if is_worker else not known:
+        who = 'worker 0' if is_worker else 'the learner'
+        fix = f'wait, and run this again. If it stays so, {who} hangs: read its log'
+        yield Answer('worker' if is_worker else 'learner', f'{who} has not reported meanwhile', fix)
         return
     rest = max(0.0, 1.0 - sum(known.values()))
-    parts = ', '.join(f'{LEARNER_TEXTS.get(name, name)} {share:.0%}' for name, share in known.items())
-    yield Answer('learner', f'{parts}, the rest of its loop {rest:.0%}')
+    if is_worker:
+        yield Answer('worker', f'worker 0 makes {rate:.3g} iterations per second')
+    else:
+        parts = ', '.join(f'{LEARNER_TEXTS.get(name, name)} {share:.0%}' for name, share in known.items())
+        yield Answer('learner', f'{parts}, the rest of its loop {rest:.0%}')
     if known.get('wait_experience', 0.0) >= WAIT:
         yield _starved(status, known['wait_experience'])
     limit = figures['samples_per_insert']
@@ -146,7 +152,7 @@ def _learner(status: Status) -> Iterator[Answer]:
         fix = 'save less often: lower store.checkpoint.max_overhead, or remove store.checkpoint.interval_s'
         found = f'checkpoints have cost {overhead:.0%} of the time, and copying for them takes {copying:.0%} now'
         yield Answer('checkpoints', found, fix)
-    if 'train' in known and rest >= LARGE:
+    if 'train' in known and rest >= LARGE and not is_worker:  # a worker collects in its loop
         fix = "profile the learner's loop: loggers, savers, or an evaluator in its process take this time"
         yield Answer('rest', f'{rest:.0%} of the learner is outside of the parts above', fix)
 

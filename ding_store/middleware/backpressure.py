@@ -23,7 +23,7 @@ COARSE = 64
 
 
 def coarse(name: str) -> str:
-    """Return the name of the coarse progress that belongs to a progress. Both are on one server."""
+    """Return the name of the coarse progress that belongs to a progress. Those of a partition are on one server."""
     return f'coarse_{name}'
 
 

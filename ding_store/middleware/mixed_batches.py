@@ -121,10 +121,12 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, listed: Callable)
             yield from _as_generator(listed(ctx))
             return
         try:
-            drawn = [part.batch() for part in parts]
+            # Replays first: one that has too few rows must not cost a batch of a data set.
+            of_replays = {part: part.batch() for part in parts if isinstance(part.source, StoreBuffer)}
         except NotEnoughData:
             ctx.train_data = None
             return
+        drawn = [of_replays[part] if part in of_replays else part.batch() for part in parts]
         ctx.train_data = _concatenated([tree for tree, _, _ in drawn], parts)
         if any(update is not None for _, _, update in drawn):
             weights = [

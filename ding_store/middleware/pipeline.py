@@ -9,7 +9,6 @@ from typing import Any, Callable, Mapping, Optional
 from ding_store.config import StoreConfig
 from ding_store.middleware.own_rank import own_worker
 from ding_store.middleware.replay_settings import ReplaySettings
-from ding_store.middleware.torchrun_rank import as_torchrun_rank
 
 #: Names of DI-engine's middleware that ding_store replaces.
 MIDDLEWARE = (
@@ -124,4 +123,8 @@ def pipeline(cfg: Mapping[str, Any], store: Optional[Mapping[str, Any]] = None) 
     config = StoreConfig.from_block(block, default_run=exp_name or 'default')
     if config.enable and config.checkpoint is not None:
         config.checkpoint.check_apart(os.path.join(exp_name, 'ckpt'))  # a CkptSaver of the script may write there
-    return Pipeline(as_torchrun_rank(config, cfg))
+    if config.enable:  # without the store, no part of it is imported
+        from ding_store.middleware.torchrun_rank import as_torchrun_rank
+
+        config = as_torchrun_rank(config, cfg)
+    return Pipeline(config)

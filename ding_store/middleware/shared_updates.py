@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from typing import Any, Callable, Dict, List, Optional
@@ -12,7 +13,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.config import LearnersConfig
-from ding_store.errors import StoreClosed, StoreTimeout
+from ding_store.errors import ServerFull, StoreClosed, StoreTimeout
 from ding_store.learners import ParameterServer, StoreOptimizer
 from ding_store.learners.optimizer_copy import copy_optimizer, set_state
 from ding_store.learners.wire import SERVED, SYNCHRONOUS, stream_of, value_of
@@ -22,7 +23,7 @@ from ding_store.middleware.policy_state import targets_of
 from ding_store.middleware.shared_policy import optimizers_by_attribute
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS, note_own_pace
+from ding_store.run.several_learners import LEARNERS, OWN_PACE, decide_own_pace
 from ding_store.run.waiting import best_effort
 from ding_store.storage.base import Header
 
@@ -47,7 +48,8 @@ class SharedUpdates:
         another, but in the synchronous modes for its updates.
 
         Rank 0 gives the others the whole state of its policies when they start. One that starts later begins with the
-        newest parameters, and its target networks with a copy of them.
+        newest parameters, and its target networks with a copy of them. If the server loses what rank 0 gave, rank 0
+        gives it again.
     Arguments:
         - sync (:obj:`str`): The mode, one of ``OWN_PACE``.
         - rank (:obj:`int`), num (:obj:`int`): Number of this process, and of all.
@@ -60,6 +62,7 @@ class SharedUpdates:
         self._settings.check_for(sync)
         self._servers: List[ParameterServer] = []
         self._optimizers: List[RunOptimizer] = []
+        self._policies: List[Any] = []
         self._reported_at = 0.0
 
     # The start
@@ -74,8 +77,9 @@ class SharedUpdates:
         self._session.figures(rank=self.rank, num_learners=self.num)
         if self.rank == 0:
             self._tidy()
-            note_own_pace(self._store)
-            self._store.put(START, {'member': self._own_id, 'note': note or {}}, {})
+            decide_own_pace(self._store)
+            self._store.decide(START, {'member': self._own_id, 'note': note or {}})
+            self._session.upheld.extend((OWN_PACE, START))
             return note or {}
         value = self._wait_for(START)
         return None if value is None else value.header['note']
@@ -88,7 +92,7 @@ class SharedUpdates:
                 return False
             for index, policy in enumerate(policies):
                 policy_from_bytes(policy, value.arrays[str(index)].tobytes())
-        states = {str(index): np.frombuffer(policy_to_bytes(each), np.uint8) for index, each in enumerate(policies)}
+        given = {} if self.rank else _states_of(policies)
         for index, policy in enumerate(policies):
             for attribute, optimizer in optimizers_by_attribute(policy).items():
                 setattr(policy, attribute, self._share(optimizer, f'{ROOT}/{index}/{attribute}'))
@@ -96,7 +100,8 @@ class SharedUpdates:
                 for _, target in targets_of(policy):
                     target.update(policy._learn_model.state_dict(), direct=True)
         if self.rank == 0:
-            self._store.put(POLICIES, {'member': self._own_id}, states)
+            self._policies = policies
+            self._store.put(POLICIES, {'member': self._own_id}, given)
         self._session.before_leaving.append(self._end)
         logging.info(f'ding_store: rank {self.rank} of {self.num} shares its updates (sync {self.sync!r})')
         return True
@@ -151,7 +156,10 @@ class SharedUpdates:
                 return None
             return value
 
-        return self._session.wait_for('rank 0 of this run', look, part='wait_ranks')
+        # Only rank 0 of learners has the role's lease. All workers are on one host, and their launcher sees their end.
+        member = self._session.member
+        role = 'learner' if member is not None and member.role == 'learner' else None
+        return self._session.wait_for('rank 0 of this run', look, role, part='wait_ranks')
 
     def _tidy(self) -> None:
         """Delete what earlier starts of this run have left, unless other ranks of theirs go on."""
@@ -170,11 +178,19 @@ class SharedUpdates:
     # While it trains
 
     def report(self) -> None:
-        """Put the counts of updates and of their staleness into this member's figures, if it is time."""
+        """
+        Overview:
+            Put the counts of updates and of their staleness into this member's figures, if it is time. Give the
+            policies again if the server lost them. Call it between two updates.
+        """
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY_S:
             self._reported_at = now
             self._session.figures(**self.figures())
+            if self._policies:
+                with contextlib.suppress(ServerFull), best_effort(self._store):
+                    if not self._store.wait_for_version(POLICIES, 1, 0.0) and self._store.get(POLICIES) is None:
+                        self._store.put(POLICIES, {'member': self._own_id}, _states_of(self._policies))
 
     def figures(self) -> Dict[str, Any]:
         """Return the counts of this process, and in rank 0 those of the servers, as docs/reference/metrics.md has."""
@@ -233,6 +249,10 @@ class RunOptimizer(StoreOptimizer):
             self._state_version = self._server.version
             set_state(self.optimizer, self._server.optimizer_state())
         return super().state_dict()
+
+
+def _states_of(policies: List[Any]) -> Dict[str, np.ndarray]:
+    return {str(index): np.frombuffer(policy_to_bytes(each), np.uint8) for index, each in enumerate(policies)}
 
 
 def staleness_figures(histograms: List[Dict[int, int]]) -> Dict[str, int]:

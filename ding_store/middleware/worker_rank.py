@@ -147,7 +147,8 @@ class WorkerRank:
         checkpoints, config = session.checkpoints, session.config.checkpoint
         if checkpoints is not None and config is not None:
             header = {'path': checkpoints.path, 'run': checkpoints.run, 'max_restarts': config.max_restarts}
-            session.store.put(CHECKPOINTS, header, {})
+            session.store.decide(CHECKPOINTS, header)
+            session.upheld.append(CHECKPOINTS)
         else:
             session.store.delete(CHECKPOINTS)
 

@@ -79,9 +79,9 @@ def decide_num_learners(store: Store, num: int, started: Optional[int] = None) -
         check_num_learners(store, num)
 
 
-def note_own_pace(store: Store) -> None:
-    """Note that the learners or workers share updates at their own pace."""
-    store.put(OWN_PACE, {}, {})
+def decide_own_pace(store: Store) -> None:
+    """Note that the learners or workers share updates at their own pace. Uphold it, in case the server loses it."""
+    store.decide(OWN_PACE, {})
 
 
 def goes_at_own_pace(store: Store) -> bool:

@@ -560,16 +560,7 @@ def test_power_cut_in_recovery_loses_nothing(name: str, directory: Path, monkeyp
 
 
 class NamesColumnsFirst(Durability):
-    """Makes the header that names columns durable before what is in them."""
-
-    def describe(self, info: Any) -> None:
-        assert self._table_dir is not None
-        self._table_dir.describe(self._columns.stored_columns(), info)
-        super().describe(info)
-
-
-class NamesOtherColumnsFirst(Durability):
-    """The same, of columns that replace all others, or one."""
+    """Makes the header that names columns durable before what is in them: new ones, or those that replace others."""
 
     def sync_new(self, columns: Any) -> None:
         pass
@@ -614,10 +605,10 @@ class UpdatesWithoutRecord(Durability):
 @pytest.mark.parametrize(
     ('wrong', 'name'),
     [
-        (NamesOtherColumnsFirst, 'widening'),
+        (NamesColumnsFirst, 'widening'),
         (NamesColumnsFirst, 'a column of what is absent'),
-        (NamesOtherColumnsFirst, 'loads'),
-        (NamesOtherColumnsFirst, 'lists that become episodes'),
+        (NamesColumnsFirst, 'loads'),
+        (NamesColumnsFirst, 'lists that become episodes'),
         (CommitsFirst, 'pushes'),
         (EvictsTooLate, 'pushes'),
         (EvictsTooLate, 'frames'),

@@ -62,7 +62,8 @@ def assert_recorded(directory, rows):
     """TensorBoard has the figures that every run with roles and a replay has, and the history ends with the table's."""
     found, history = scalars(directory), read_history(str(directory))
     tags = {f'store/{name}' for name in COLUMNS} - {f'store/{name}' for name in AXES}
-    optional = ('checkpoint_overhead', 'learner_checkpoint', 'collector_wait_weights', 'learner_wait_ranks')
+    optional = ['checkpoint_overhead', 'learner_checkpoint', 'collector_wait_weights', 'learner_wait_ranks']
+    optional += ['workers', 'updates_used', 'updates_dropped', 'stragglers', 'staleness', 'staleness_max']
     assert tags - set(found) <= {f'store/{name}' for name in optional}
     assert found[RETURN_TAG][-1][1] == pytest.approx(rows['last evaluation return'], abs=0.1)
     last = history[-1]

@@ -128,3 +128,30 @@ def test_killed_worker_is_started_again_and_status_counts(tmp_path):
         assert run.wait() == 1
     assert re.search(r'worker rank 0 .* was killed by SIGKILL', run.text)
     assert 'it cannot go on without its worker' in run.text
+
+
+@pytest.mark.long
+def test_workers_start_again_after_redis_lost_its_memory(tmp_path, forgetful_server):
+    place = '--store', forgetful_server.url
+
+    def living(rank):
+        found = [each for each in status(tmp_path, store=forgetful_server.url)['members'] if each['state'] == 'alive']
+        found = [each['pid'] for each in found if each['figures'].get('train_iter') and each['figures']['rank'] == rank]
+        return found[-1] if found else None
+
+    def kill_and_wait(run, rank, pid):
+        os.kill(pid, signal.SIGKILL)
+        run.wait_for(lambda: f'started again as worker rank {rank}' in run.text, f'a restart of worker {rank}')
+        run.wait_for(lambda: living(rank) not in (None, pid), f'another worker {rank}')
+
+    command = workers(tmp_path, 2, {'sync': 'async'}, *place, '--checkpoint', 'saved', iterations=10**6)
+    with job(command, tmp_path) as run:
+        run.wait_for(lambda: living(0) and living(1), 'two workers')
+        run.wait_for(lambda: list((tmp_path / 'saved').glob('iteration_*')), 'a checkpoint')
+        first, second = living(0), living(1)
+        forgetful_server.kill()
+        forgetful_server.start()
+        kill_and_wait(run, 1, second)
+        kill_and_wait(run, 0, first)
+        assert re.search('started again as worker rank 1 .*; it begins with the newest parameters', run.text), run.text
+        assert re.search('started again as worker rank 0 .* 1 of 5; it goes on from its checkpoint', run.text), run.text

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.parameters import WAYS, main, measure, ratios_of, render
+from benchmarks.parameters import LOCAL, WAYS, WIRE, main, measure, ratios_of, render
 from ding_store.errors import ConfigError
 
 SCRIPT = Path(__file__).parents[2] / 'scripts' / 'train_workers.py'
@@ -25,14 +25,15 @@ def test_script_trains_with_and_without_a_server(redis_server, capfd):
     assert 'gossip, 2 workers: loss 0.' in text
 
 
-def test_benchmark_of_parameters_reports_every_way():
-    names = ('bare', 'shares', 'ding_store', 'gloo')
-    assert set(names) == set(WAYS)
-    result = measure(200_000, 2, 2, names)
+@pytest.mark.parametrize('wire', [False, True])
+def test_benchmark_of_parameters_reports_every_way(wire):
+    names = WIRE if wire else LOCAL
+    assert {*LOCAL, *WIRE} == set(WAYS)
+    result = measure(200_000, 2, 2, wire)
     assert {name: len(seconds) for name, seconds in result['seconds'].items()} == dict.fromkeys(names, 2)
-    assert list(ratios_of(result, 'bare', 'bare')) == [1.0, 1.0, 1.0]
+    assert list(ratios_of(result, names[0], names[0])) == [1.0, 1.0, 1.0]
     text = render(result)
-    assert all(way.title in text for way in WAYS.values())
+    assert all(WAYS[name].title in text for name in names)
 
 
 @pytest.mark.parametrize(('sizes', 'workers', 'rounds'), [('x', '2', 1), ('5', '1', 1), ('5', '2', 0)])

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from jobs import TINY, ding_store, job
@@ -114,7 +114,9 @@ def test_recorder_without_a_history_writes_to_tensorboard(tmp_path, monkeypatch,
 
 def test_records_go_to_the_wandb_run_of_the_script(recorder, store, monkeypatch):
     logged = []
-    monkeypatch.setitem(sys.modules, 'wandb', SimpleNamespace(run=object(), log=lambda row, **_: logged.append(row)))
+    wandb = ModuleType('wandb')
+    wandb.run, wandb.log = object(), lambda row, **_: logged.append(row)
+    monkeypatch.setitem(sys.modules, 'wandb', wandb)
     Member('e', 'evaluator', 1, figures=dict(eval_value=9.5, eval_iter=0, eval_step=0)).report(store)
     recorder.record()
     recorder.write()

@@ -17,6 +17,7 @@ from ding_store.metrics.figures import Figures
 from ding_store.metrics.record import record_of
 from ding_store.metrics.screen import duration, number, per_s, plain, screen, size_of
 from ding_store.run.members import STREAM_OPTIONS, Member, Members
+from ding_store.run.scale import Target, put_target
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 
@@ -259,6 +260,27 @@ def test_status_of_an_empty_run_is_shown(store):
 )
 def test_figures_are_shown_with_units(call, value, text):
     assert call(value) == text
+
+
+@pytest.mark.parametrize(
+    ('wanted', 'finish', 'shows'),
+    [(3, None, '2 of 3 collectors'), (1, None, '2 collectors'), (0, None, '2 collectors'), (3, {}, '2 collectors')],
+)
+def test_wanted_number_is_shown_if_collectors_are_missing(store, wanted, finish, shows):
+    put_target(store, Target(wanted, 0, 16))
+    if finish is not None:
+        store.put('finish', {'reason': 'enough', 'failed': False}, {})
+    for node_id in (2, 3):
+        report(store, 'collector', node_id)
+    assert f'· {shows}' in ' '.join(shown(read_status(store, 0.0), 150).split())
+
+
+def test_run_of_workers_that_has_ended_shows_workers(store):
+    report(store, 'worker', 0, 'left', rank=0, env_step=80, train_iter=10, up_s=65.0)
+    text = ' '.join(shown(read_status(store, 0.0)).split())
+    assert '80 env steps · 0 workers' in text
+    assert 'worker 0 up for 1m05s' in text
+    assert 'no weights published' not in text
 
 
 def test_status_and_record_show_updates_and_staleness(store):

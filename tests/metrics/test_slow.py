@@ -202,6 +202,24 @@ def test_learner_that_does_not_report_is_named(store):
     assert 'the learner hangs' in found['learner'].fix
 
 
+def workers(store, *up_s, **parts):
+    look = Look(store)
+    for count, up in enumerate(up_s):
+        report(store, 'worker', parts, up, 1.0, rank=0, train_iter=20 * (count + 1))
+        status = look.read(0.0)
+    return {answer.name: answer for answer in why_slow(status)}
+
+
+def test_workers_that_train_need_no_fix(store):
+    found = workers(store, 100.0, 110.0, train=2.0)
+    assert [answer for answer in found.values() if answer.fix] == []
+    assert found['worker'].found == 'worker 0 makes 2 iterations per second'
+
+
+def test_worker_that_does_not_report_is_named(store):
+    assert 'worker 0 hangs' in workers(store, 100.0, 100.0)['worker'].fix
+
+
 def test_run_without_a_learner_or_with_an_end_says_so(store):
     (answer,) = why_slow(Look(store).read(0.0))
     assert 'no learner has reported, and no process' in answer.found

@@ -54,7 +54,7 @@ def test_collector_sends_its_last_chunks_before_it_leaves():
     with open_store('memory://', max_pending_bytes=1000) as store:
         learner, number, held = Reader(store.another(), STREAM, 'learner'), 0, []
         outbox = store.client.own_writer.stream_writer(STREAM).outbox
-        session = SimpleNamespace(store=store, leave=lambda: held.append(outbox.num_queued))
+        session = SimpleNamespace(store=store, leaves_alone=False, leave=lambda: held.append(outbox.num_queued))
         exchanger = SimpleNamespace(_chunks=[ChunkWriter(store, STREAM)], _session=session)
 
         def attempt():

@@ -437,7 +437,7 @@ def test_free_collector_does_not_wait_for_a_learner(store, ratio, waits):
     asked = []
     session = SimpleNamespace(
         config=StoreConfig(train_ratio=ratio),
-        finished=False,
+        is_leaving=False,
         wait_for=lambda what, attempt, *_: asked.append(attempt(0.0)),
     )
     backpressure = Backpressure(store, max_lead=2)

@@ -112,6 +112,16 @@ def test_mixed_batch_waits_for_enough_rows(demonstrations):
     assert fetched(data_fetcher(CFG, [(replay(0), 0.5), (demonstrations, 0.5)], collate='batch')) is None
 
 
+def test_data_set_waits_for_the_replay_behind_it(demonstrations):
+    buffer_ = replay(3)
+    fetch = data_fetcher(CFG, [(demonstrations, 0.5), (buffer_, 0.5)], collate='batch')
+    assert [fetched(fetch, np.ones(16)) for _ in range(3)] == [None] * 3
+    for number in range(10):
+        buffer_.push(element(number))
+    seen = [fetched(fetch).obs[:8, 0].tolist() for _ in range(5)]
+    assert len(set(sum(seen, []))) == 40, 'each demonstration once per epoch'
+
+
 def test_sources_that_cannot_be_mixed_are_refused(demonstrations, tmp_path):
     with pytest.raises(ConfigError, match=r'needs StoreBuffers, not DequeBuffer'):
         data_fetcher(CFG, [(replay(kind=DequeBuffer), 0.5), (demonstrations, 0.5)], collate='batch')

@@ -16,9 +16,10 @@ from ding_store.cli import main  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.launch import reshard as reshard_module  # noqa: E402
+from ding_store.middleware.backpressure import coarse  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
-from ding_store.middleware.partitions import check_replay_path, num_learners_in, stream_of  # noqa: E402
+from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of  # noqa: E402
 from ding_store.run.several_learners import decide_num_learners, num_learners_of, replay_of  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
@@ -109,6 +110,28 @@ def test_reshard_moves_all_rows_and_unread_entries(tmp_path, redis_server, capsy
     assert sorted(os.listdir(tmp_path)) == ['lock', 'replay', 'run.json']
 
 
+def test_reshard_over_the_rests_of_a_killed_one_succeeds(tmp_path, redis_server):
+    stopped = StoppedRun(redis_server.url, 'reshard-rests', tmp_path, 1)
+    assert stopped.reshard(2) == 0
+    old = tmp_path / 'replay.reshard-old'
+    old.mkdir()
+    (old / 'header').write_bytes(b'the replay of one learner')
+    assert stopped.reshard(3) == 0
+    stopped.check(3)
+    assert not old.exists()
+
+
+def test_reshard_removes_the_progress_of_all_partitions(tmp_path, redis_server):
+    stopped = StoppedRun(redis_server.url, 'reshard-progress', tmp_path, 2)
+    names = [progress_name_of(rank, num) for num in (1, 2) for rank in range(num)]
+    with open_store(stopped.url, stopped.run) as store:
+        for name in names:
+            store.put(name, {}, {})
+            store.put(coarse(name), {}, {})
+        assert stopped.reshard(1) == 0
+        assert [name for name in store.info().values if 'progress' in name] == []
+
+
 def test_reshard_keeps_priorities(tmp_path, redis_server):
     stopped = StoppedRun(redis_server.url, 'reshard-priorities', tmp_path, 1, has_priorities=True)
     assert stopped.reshard(2) == 0
@@ -144,11 +167,9 @@ def test_reshard_that_is_killed_goes_on_when_run_again(tmp_path, redis_server, m
                 assert stopped.reshard(1) == 0
             except Killed:
                 num_kills += 1  # and another process runs the command again
-        if num_learners_in(os.path.join(stopped.directory, 'replay')) == 2 or os.path.exists(
-            os.path.join(stopped.directory, 'replay.reshard')
-        ):
-            assert stopped.reshard(1) == 0
+        assert stopped.reshard(1) == 0
         stopped.check(1)
+        assert sorted(os.listdir(stopped.directory)) == ['lock', 'replay', 'run.json']
         if len(calls) < kill_at:
             break
     assert num_kills > 8

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import redis
 from flow import Flow
 from redis_cluster import PASSWORD, free_port, wait_until
 from redis_server import RedisServer
@@ -136,6 +137,21 @@ def test_each_search_begins_with_another_node(monkeypatch):
     for _ in range(4):
         group.find_primary()
     assert asked[:4] == ['a:1', 'b:2', '[::1]:6379', '[::2]:3']
+
+
+def test_node_without_slots_is_passed_over(monkeypatch):
+    """Such as one that was reset: the nodes that were known before are asked again."""
+    nodes, slots = ClusterNodes('redis+cluster://a:1'), {'a:1': [[0, 16383, [b'b', 2]]], 'b:2': []}
+    monkeypatch.setattr(ClusterNodes, 'execute', lambda self, host, *words: slots[host])
+    assert [each.primary for each in nodes.find()] == ['b:2']
+    slots['a:1'], slots['b:2'] = [], [[0, 16383, [b'b', 2]]]
+    for _ in range(3):
+        assert [each.primary for each in nodes.find()] == ['b:2']
+    assert nodes.failures == {'a:1': 'it knows no slots'}
+    slots['b:2'] = []
+    with pytest.raises(redis.ConnectionError, match='a:1: it knows no slots, b:2: it knows no slots'):
+        nodes.find()
+    assert [each.primary for each in nodes.ranges] == ['b:2']
 
 
 def test_url_names_some_nodes():

@@ -246,8 +246,8 @@ def test_endings_in_memory_equal_a_model():
 
 
 def test_endings_on_redis_equal_a_model(redis_server, monkeypatch):
-    facts = server_checks._facts
-    monkeypatch.setattr(server_checks, '_facts', lambda reply: {**facts(reply), 'run_id': RedisEndings.generation})
+    facts = server_checks.facts_of
+    monkeypatch.setattr(server_checks, 'facts_of', lambda reply: {**facts(reply), 'run_id': RedisEndings.generation})
     RedisEndings.server = redis_server
     run_state_machine_as_test(
         RedisEndings,

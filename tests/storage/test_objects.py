@@ -324,6 +324,19 @@ def test_full_memory_refuses_puts_and_loses_nothing(redis_server, tmp_path):
         unmount(tmp_path / 'shm')
 
 
+def test_file_system_without_a_free_inode_is_named(redis_server, tmp_path):
+    tmpfs(tmp_path / 'shm', '4m,nr_inodes=40')
+    try:
+        with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path / 'shm')) as store:
+            objects, refs = store.objects(max_bytes=MB), []
+            with pytest.raises(NotEnoughSpace, match='no room for another file .* Make room there'):
+                refs.extend(objects.put(arrays(KB)) for _ in range(100))
+            assert names_of(objects, refs) == list(range(len(refs)))
+            assert objects.info().in_memory.num_objects == len(refs) > 10
+    finally:
+        unmount(tmp_path / 'shm')
+
+
 # --- several processes
 
 
@@ -379,6 +392,7 @@ def test_serving_process_that_is_killed_is_replaced(redis_server, tmp_path):
 
 def test_upload_that_is_not_confirmed_is_deleted(redis_server, tmp_path, monkeypatch):
     monkeypatch.setattr(transfers, 'UPLOAD_S', 0.1)
+    monkeypatch.setattr(transfers, 'SLOWEST_BYTES_PER_S', 1e9)
     with two_hosts(redis_server, tmp_path) as (here, there), here.open(check_every_s=0.1) as store:
         ref = store.objects().put(arrays(3 * MB))
         there.proxy.bytes_per_s = 1e6

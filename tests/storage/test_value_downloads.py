@@ -190,9 +190,9 @@ def test_fetch_lock_wait_ends_at_its_timeout(tmp_path):
 def test_wait_for_a_hung_download_ends_and_later_ones_succeed(tmp_path, monkeypatch):
     patience = []
 
-    def claim_patiently(path, patience_s):
+    def claim_patiently(path, patience_s, deadline):
         patience.append(patience_s)
-        return claim_within(path, patience_s)
+        return claim_within(path, patience_s, deadline)
 
     monkeypatch.setattr(download_lock, 'claim_within', claim_patiently)
     path = tmp_path / 'lock'

@@ -92,10 +92,13 @@ class S3Fifo(Order):
         main = deque(found for found in ordered if found.stamp >= MAIN)
         small_bytes = sum(found.num_bytes for found in small)
         limit = _SMALL * sum(found.num_bytes for found in ordered)
+        has_left = False  # one of the objects that were yielded
         while small or main:
             is_small = small_bytes + listing.arrived() > limit or not main
             if is_small and not small:
-                return  # What has arrived since is next: list the directory again.
+                if has_left:
+                    return  # What has arrived since is next: list the directory again.
+                is_small = False
             found = (small if is_small else main).popleft()
             small_bytes -= found.num_bytes if is_small else 0
             stamp = listing.stamp_of(found.name)
@@ -104,6 +107,7 @@ class S3Fifo(Order):
                 continue
             if reads <= (1 if is_small else 0):
                 yield found
+                has_left = has_left or listing.stamp_of(found.name) < 0
             else:
                 left = 0 if is_small else reads - 1
                 listing.restamp(found.name, MAIN + (now() & ~_READS) + left)

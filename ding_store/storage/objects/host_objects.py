@@ -15,16 +15,17 @@ import fcntl
 import mmap
 import os
 import time
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
 
 from ding_store import private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
 from ding_store.storage.objects.eviction import ORDERS, Fifo, Found, Listing, Order, now
-from ding_store.storage.objects.host_state import COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
+from ding_store.storage.objects.host_state import BOOT, COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
 from ding_store.storage.objects.object_options import ObjectOptions, agreed, note
 from ding_store.storage.shared_memory.cache_files import MEMBERS, OBJECTS, remove_spilled, spill_directory
+from ding_store.storage.shared_memory.cache_root import boot_id
 from ding_store.storage.shared_memory.download_lock import FetchLock
 from ding_store.storage.shared_memory.mapped_files import (
     NEW,
@@ -35,6 +36,7 @@ from ding_store.storage.shared_memory.mapped_files import (
     claim,
     is_claimed,
     map_bytes,
+    reopened,
 )
 
 #: Number of hexadecimal digits of a reference. The first ones identify the host that stored the object.
@@ -51,6 +53,8 @@ _MAX_BUFFERS = 512
 _STEP_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _PATIENCE_S = 10.0
+#: Number of times that other processes may take the room that was made for an object.
+_MIN_TRIES = 10
 
 
 class Usage(NamedTuple):
@@ -104,6 +108,7 @@ class HostObjects:
         private_files.own_directory(self.directory)
         self.state = HostState(self.directory)
         with self.state.locked():
+            self._remove_those_of_another_boot()
             self.options = options = agreed(self.directory, given)
             self._members = self._joined(run_directory, options)
             note(self.directory, options)
@@ -116,6 +121,17 @@ class HostObjects:
             self._spill = _Tier(directory, options.spill_max_bytes, SPILLED, Fifo())
         self._evicting = FetchLock(self._evict_path, _PATIENCE_S)
 
+    def _remove_those_of_another_boot(self) -> None:
+        """Remove the objects of before this host was started again: their stamps are of another clock."""
+        boot = int(boot_id().replace('-', '')[:16], 16)
+        if self.state[BOOT] not in (0, boot):
+            for name in os.listdir(self.directory):
+                if len(name) == REF_DIGITS or name.endswith(NEW):
+                    os.unlink(os.path.join(self.directory, name))
+            for word in (MEMORY, SPILLED, PAID_AT):
+                self.state[word] = 0
+        self.state[BOOT] = boot
+
     def _joined(self, run_directory: str, options: ObjectOptions) -> Optional[OwnerLock]:
         """Create the directory for spilled objects, hold it, and remove those that no process holds."""
         if options.spill_dir is None:
@@ -123,15 +139,16 @@ class HostObjects:
         private_files.make_directories(options.spill_dir)
         directory = spill_directory(options.spill_dir, run_directory)
         private_files.own_directory(os.path.dirname(directory))
-        members, held = os.path.join(directory, MEMBERS), None
+        members = os.path.join(directory, MEMBERS)
+        held: Optional[OwnerLock] = None
         while held is None:
             private_files.own_directory(directory)
             with suppress(FileNotFoundError):
                 private_files.touch(members)
-                held = claim(members, shared=True)
+                found = claim(members, shared=True)
                 # Another process may just have removed a directory that no process held.
-                if held is not None and not os.path.samestat(os.fstat(held.descriptor), os.stat(members)):
-                    held = None
+                if found is not None and os.path.samestat(os.fstat(found.descriptor), os.stat(members)):
+                    held = found
         for name in os.listdir(os.path.dirname(directory)):
             remove_spilled(os.path.join(os.path.dirname(directory), name))
         return held
@@ -173,7 +190,13 @@ class HostObjects:
         """
         with self._made(ref, num_bytes, is_copy=True) as descriptor:
             allocate(descriptor, 0, num_bytes, self._memory.path(ref))
-            yield memoryview(mmap.mmap(descriptor, num_bytes))
+            # A mapping keeps a copy of its descriptor. One of ``descriptor`` would carry the lock into forked children.
+            unlocked = reopened(descriptor, os.O_RDWR)
+            try:
+                memory = mmap.mmap(unlocked.descriptor, num_bytes)
+            finally:
+                unlocked.close()
+            yield memoryview(memory)
 
     @contextmanager
     def _made(self, ref: str, num_bytes: int, is_copy: bool) -> Iterator[int]:
@@ -183,7 +206,7 @@ class HostObjects:
         new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
         try:
             yield new.descriptor
-            with self.state.locked() if is_copy else nullcontext():
+            with self.state.locked():  # A listing sees the new name or the old one, not neither or both.
                 why = self.state.why_gone(ref) if is_copy else 0
                 if why == DELETED:
                     raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
@@ -211,7 +234,7 @@ class HostObjects:
             raise NotEnoughSpace(
                 errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
             )
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline, num_tries = time.monotonic() + _PATIENCE_S, 0
         while True:
             with self.state.locked():
                 if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
@@ -220,13 +243,15 @@ class HostObjects:
                     self.state.add(tier.word, footprint)
                     self.state.add(count, 1)
                     return new
-            if time.monotonic() > deadline:
+            # Time alone says little: a try may wait for another process that spills to a slow disk.
+            if time.monotonic() > deadline and num_tries > _MIN_TRIES:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
                     f'other processes took the room for an object of {footprint} bytes, again and again. '
                     'Raise max_bytes.',
                 )
             self._make_room(footprint)
+            num_tries += 1
 
     def _discard(self, tier: _Tier, temporary: str, footprint: int) -> None:
         """Remove a file that did not become an object."""
@@ -469,9 +494,16 @@ class HostObjects:
 
 def _new_file(path: str) -> int:
     try:
-        return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-    except FileExistsError:  # from a process that was killed while it made the same object
+        with suppress(FileExistsError):  # from a process that was killed while it made the same object
+            return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         return private_files.create(path)
+    except OSError as e:
+        if e.errno not in _FULL:
+            raise
+        raise NotEnoughSpace(
+            errno.ENOSPC,
+            f'no room for another file in {os.path.dirname(path)!r}: {e.strerror}. Make room there, or delete objects.',
+        ) from e
 
 
 def _footprint(num_bytes: int) -> int:

@@ -21,10 +21,10 @@ from ding_store.errors import FormatMismatch, StoreTimeout
 from ding_store.storage.shared_memory.mapped_files import PAGE, OwnerLock, allocate
 
 #: Numbers by name: where they are in the first page, in words of 64 bits.
-MEMORY, SPILLED, PAID_AT = 'memory', 'spilled', 'paid_at'
+MEMORY, SPILLED, PAID_AT, BOOT = 'memory', 'spilled', 'paid_at', 'boot'
 COUNTS = ('put', 'fetched', 'served', 'evicted', 'spilled_objects', 'not_spilled', 'deleted')
 _WORDS: Dict[str, int] = {
-    name: number for number, name in enumerate(('magic', 'gone', MEMORY, SPILLED, PAID_AT, *COUNTS))
+    name: number for number, name in enumerate(('magic', 'gone', MEMORY, SPILLED, PAID_AT, *COUNTS, BOOT))
 }
 _MAGIC = 0x31_424F_5344  # 'DSOB1'
 

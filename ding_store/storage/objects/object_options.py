@@ -9,9 +9,11 @@ from typing import Any, Dict, Mapping, Optional
 
 from ding_store import private_files
 from ding_store.errors import ConfigError
+from ding_store.file_systems import shared_at
 from ding_store.storage.objects.eviction import ORDERS
 from ding_store.storage.shared_memory.cache_files import OPTIONS
 from ding_store.storage.shared_memory.cache_root import free_bytes
+from ding_store.storage.shared_memory.mapped_files import NEW
 
 #: By default, objects take a quarter of the free space of the host cache's directory, up to this size.
 _MAX_BYTES = 4 << 30
@@ -62,7 +64,15 @@ def checked(options: Mapping[str, Any]) -> Dict[str, Any]:
         if name not in NAMES:
             raise ConfigError(f'objects have no option {name!r}. Use any of {", ".join(NAMES)}.')
     spill_dir = ObjectOptions(**options).spill_dir
-    return {**options, **({} if spill_dir is None else {'spill_dir': os.path.abspath(spill_dir)})}
+    if spill_dir is None:
+        return dict(options)
+    shared = shared_at(spill_dir)
+    if shared is not None:
+        raise ConfigError(
+            f'spill_dir ({os.fspath(spill_dir)!r}) is on {shared.kind}, which other hosts may share: they would remove '
+            "each other's objects. Name a directory on a disk of this host."
+        )
+    return {**options, 'spill_dir': os.path.abspath(spill_dir)}
 
 
 def agreed(directory: str, given: Mapping[str, Any]) -> ObjectOptions:
@@ -79,7 +89,7 @@ def agreed(directory: str, given: Mapping[str, Any]) -> ObjectOptions:
     try:
         with open(os.path.join(directory, OPTIONS), opener=private_files.opener) as file:
             found = ObjectOptions(**json.load(file))
-    except (FileNotFoundError, ValueError, TypeError):  # Its process was killed while it wrote the file.
+    except (FileNotFoundError, ValueError, TypeError):  # None, or of another version.
         return _with_sizes(ObjectOptions(**given), directory)
     check_same(found, given)
     return found
@@ -96,9 +106,11 @@ def check_same(found: ObjectOptions, given: Mapping[str, Any]) -> None:
 
 
 def note(directory: str, options: ObjectOptions) -> None:
-    """Write the options down for later processes. The caller holds their lock."""
-    with open(os.path.join(directory, OPTIONS), 'w', opener=private_files.opener) as file:
+    """Write the options down for later processes, whole or not at all. The caller holds their lock."""
+    path = os.path.join(directory, OPTIONS)
+    with open(f'{path}{NEW}', 'w', opener=private_files.create_opener) as file:
         json.dump(asdict(options), file)
+    os.rename(f'{path}{NEW}', path)
 
 
 def _with_sizes(options: ObjectOptions, directory: str) -> ObjectOptions:

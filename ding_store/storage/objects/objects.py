@@ -88,10 +88,10 @@ class Objects:
 
     def _begin(self, cache: CacheDir) -> None:
         """Create everything that belongs to one process."""
-        self._pid = os.getpid()
-        self._host = hashlib.blake2b(cache.host.encode(), digest_size=HOST_DIGITS // 2).hexdigest()
-        self._local = HostObjects(cache.run_directory, self._given)
-        self._transfers = Transfers(self._store, self._local, self._host)
+        host = hashlib.blake2b(cache.host.encode(), digest_size=HOST_DIGITS // 2).hexdigest()
+        local = HostObjects(cache.run_directory, self._given)
+        self._host, self._local, self._transfers = host, local, Transfers(self._store, local, host)
+        self._pid = os.getpid()  # Last: until then, a call begins anew.
 
     def _enter(self) -> HostObjects:
         cache = self._enter_store()

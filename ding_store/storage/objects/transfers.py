@@ -4,7 +4,7 @@ Each host has a stream of requests, ``objects/<host>``, which one of its process
 one takes its place. A request names the object and the asking host. The answer is a value of the two hosts and one of a
 few *lanes*. It carries the request's number and the bytes, or why the object is gone. The asking host has a lock per
 lane, so that one of its processes downloads for all. It then confirms, and the answer is deleted. If it dies, the
-serving process deletes the answer after ``UPLOAD_S``. If both die, one answer per lane stays until the next request, or
+serving process deletes the answer after some time. If both die, one answer per lane stays until the next request, or
 until the run ends.
 """
 
@@ -18,7 +18,7 @@ import time
 import uuid
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
-from ding_store.errors import CorruptPayload, ObjectGone, StoreClosed, StoreTimeout
+from ding_store.errors import CorruptPayload, ObjectGone, StoreClosed, StoreTimeout, StoreUnavailable
 from ding_store.storage.base import Arrays, Entry, EntryId, Header
 from ding_store.storage.client import Client
 from ding_store.storage.encoding.framing import Pieces, is_whole
@@ -36,8 +36,10 @@ logger = logging.getLogger(__name__)
 _LANES = 4
 #: Time after which an unanswered request is sent again.
 _RETRY_S = 5.0
-#: Time after which an upload is deleted that the asking host does not confirm.
+#: Time after which an upload is deleted that the asking host does not confirm. Its bytes may take longer: they get the
+#: time of a link of this rate as well.
 UPLOAD_S = 60.0
+SLOWEST_BYTES_PER_S = 1e6
 #: Interval in which a process looks whether its host still has a serving one.
 _LOOK_S = 0.5
 #: Time that close() waits for the thread.
@@ -96,7 +98,7 @@ class Transfers:
         self._local = local
         self._host = host
         self._closed = threading.Event()
-        self._uploads: Dict[str, float] = {}  # value -> time when it was put
+        self._uploads: Dict[str, float] = {}  # value -> time from which it may be deleted
         self._serving = threading.Thread(target=self._serve, name='ding-store-objects', daemon=True)
         self._serving.start()
 
@@ -123,7 +125,7 @@ class Transfers:
         while True:
             left_s = deadline - time.monotonic()
             lock = FetchLock(lambda: self._local.lock_path(path), max(0.01, min(_RETRY_S, left_s)))
-            with lock.taken() as held:
+            with lock.taken(deadline=deadline) as held:
                 if self._local.has(ref):
                     return
                 if held is not None:
@@ -156,10 +158,9 @@ class Transfers:
                 if left_s <= 0:
                     raise StoreTimeout(
                         f'object {ref} did not come in time: no process of the host that stored it answers. Keep one '
-                        'there that has called store.objects(), or raise timeout_s.'
+                        'there that has called store.objects(), see its log for a failed request, or raise timeout_s.'
                     )
                 client.get(name, known, min(left_s, 1.0))  # wait; the loop reads it
-                moved()
             self._take(ref, name, found, moved)
         finally:
             if asked_at:
@@ -223,22 +224,32 @@ class Transfers:
     def _serve_stream(self) -> None:
         reader = Reader(self._store, _stream_name(self._host), 'objects', on_corrupt='skip')
         while not self._closed.is_set():
+            self._drop_old()
             for entry in reader.read(timeout_s=self._store.client.check_every_s):
                 request = _checked(entry)
                 if request is not None:
                     self._answer(request)
                 reader.ack(entry.id, wait=False)
-            self._drop_old()
 
     def _answer(self, request: _Request) -> None:
+        """Answer a request. One that fails is logged and done with: the others must not wait for it."""
         name = _answer_name(request.host, self._host, request.lane)
-        if request.kind == DELETE:
-            self._local.delete(request.ref)
-        elif request.kind == DONE:
-            self._uploads.pop(name, None)
-            self._store.client.enter().delete(name)
-        else:
-            self._upload(name, request.ref, request.number)
+        try:
+            if request.kind == DELETE:
+                self._local.delete(request.ref)
+            elif request.kind == DONE:
+                self._store.client.enter().delete(name)
+                self._uploads.pop(name, None)
+            else:
+                self._upload(name, request.ref, request.number)
+        except (StoreClosed, StoreUnavailable):
+            raise  # The request is read again when the server is back.
+        except Exception as e:  # noqa: BLE001 - it may be about this object alone
+            if self._closed.is_set():
+                raise
+            logger.warning(
+                'request %r of another host for object %s failed: %s', request.kind, request.ref, e or type(e).__name__
+            )
 
     def _upload(self, name: str, ref: str, number: str) -> None:
         view, why = self._local.view(ref), b''
@@ -249,15 +260,18 @@ class Transfers:
             head = min(len(view), _HEAD_BYTES)
             payload = Pieces([view], [head, len(view) - head] if len(view) > head else [head])
             self._local.count('served')
-        self._uploads[name] = time.monotonic()
-        self._store.client.enter().put(name, payload, number.encode() + why)
+        try:
+            self._store.client.enter().put(name, payload, number.encode() + why)
+        finally:  # A put that failed may have sent parts of it.
+            num_bytes = 0 if view is None else len(view)
+            self._uploads[name] = time.monotonic() + UPLOAD_S + num_bytes / SLOWEST_BYTES_PER_S
 
     def _drop_old(self) -> None:
         """Delete the uploads of hosts that died before they confirmed."""
-        for name, put_at in list(self._uploads.items()):
-            if time.monotonic() - put_at > UPLOAD_S:
-                del self._uploads[name]
+        for name, until in list(self._uploads.items()):
+            if time.monotonic() > until:
                 self._store.client.enter().delete(name)
+                del self._uploads[name]
 
 
 def check_ref(ref: object) -> str:

@@ -67,8 +67,9 @@ class RedisEntries:
         payload, size, (epoch, floor, freed, base) = self._connection.call(f'read {stream!r}', command)
         chain = (size or b'').partition(b':')[2].decode()
         is_held = number > int(floor or 0)
-        # A server that went back in time does not have the entry yet, or has another one under its number.
-        is_another = is_held and (size is None or (chain != record.id.chain and bool(chain and record.id.chain)))
+        is_another = bool(chain and record.id.chain) and chain != record.id.chain
+        if is_held and size is None:  # A server that went back in time does not have the entry yet.
+            is_another = not self._is_there(stream, record)
         is_over = is_another or epoch != record.id.epoch.encode()
         how = fate(is_over, is_held, payload is not None, record.sequence, int(base or 0))
         if how != FILLED:
@@ -81,6 +82,12 @@ class RedisEntries:
             return Backfilled(payload, how, int(freed or 0))
         are_there = self._parts.are_there(stream, payload)
         return Backfilled(None, how if are_there else self._since_gone(stream, record), int(freed or 0))
+
+    def _is_there(self, stream: str, record: StoredEntry) -> bool:
+        """Return whether the stream has an entry of this number. Another program may have written it."""
+        of_number = ('XRANGE', self._keys.of(stream, 'log'), record.id.number, record.id.number)
+        (found,) = self._connection.call(f'read {stream!r}', lambda session: session.ask(of_number))
+        return bool(found)
 
     def _since_gone(self, stream: str, record: StoredEntry) -> str:
         """Return GONE or OVER for an entry that was there a moment ago."""

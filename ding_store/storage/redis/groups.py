@@ -75,7 +75,7 @@ class ClusterNodes:
     def find(self) -> List[SlotRange]:
         """
         Overview:
-            Return the slots, as the first node that replies describes them. Each call begins with another node: one
+            Return the slots, as the first node that knows any describes them. Each call begins with another node: one
             that is cut off from the others describes a cluster of the past.
         Raises:
             - redis.RedisError: No node describes the cluster.
@@ -92,13 +92,16 @@ class ClusterNodes:
                 errors.append(e)
                 self.failures[host] = text_of(e)
                 continue
+            if not ranges:  # It has left the cluster, or has not joined it yet.
+                self.failures[host] = 'it knows no slots'
+                continue
             self.failures.pop(host, None)
             self._note(ranges)
             return ranges
         for error in errors:
             if is_tls_error(error) or meaning_of(error).answer is not ReplyKind.RECONNECT:
                 raise error
-        raise redis.ConnectionError(f'no node replies: {self.reasons}')
+        raise redis.ConnectionError(f'no node describes the cluster: {self.reasons}')
 
     def ask(self, host: str) -> List[SlotRange]:
         """Return the slots, as one node describes them."""

@@ -64,6 +64,12 @@ def locked(lock: FetchLock, root: str, patience_s: Optional[float] = None) -> It
         yield
 
 
+def boot_id() -> str:
+    """Return a word that changes when this host is started again."""
+    with open('/proc/sys/kernel/random/boot_id') as file:
+        return file.read().strip()
+
+
 def identity(marker: str) -> str:
     try:
         descriptor = private_files.opener(marker, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
@@ -74,6 +80,4 @@ def identity(marker: str) -> str:
             file.write(uuid.uuid4().hex)
     with open(marker, opener=private_files.opener) as file:
         word, status = file.read(), os.fstat(file.fileno())
-    with open('/proc/sys/kernel/random/boot_id') as file:
-        boot = file.read().strip()
-    return f'{boot}-{status.st_dev}-{status.st_ino}-{word}'
+    return f'{boot_id()}-{status.st_dev}-{status.st_ino}-{word}'

@@ -10,6 +10,8 @@ also changes when another process gets the lock: the wait then starts anew.
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
@@ -36,22 +38,23 @@ class FetchLock:
         self._hung = -1, 0.0
 
     @contextmanager
-    def taken(self, patience_s: Optional[float] = None) -> Iterator[Optional[OwnerLock]]:
+    def taken(self, patience_s: Optional[float] = None, deadline: float = math.inf) -> Iterator[Optional[OwnerLock]]:
         """
         Overview:
             Hold the lock within the block. Yield None if another process holds it and makes no progress.
         Arguments:
             - patience_s (:obj:`Optional[float]`): Overrides the lock's ``patience_s`` for this call.
+            - deadline (:obj:`float`): Stop waiting at this time of ``time.monotonic`` in any case.
         """
         path = self._path()
         patience_s = self.patience_s if patience_s is None else patience_s
         hung_at, waited_s = self._hung
         is_known = changed_at(path) == hung_at and patience_s <= waited_s
-        held = claim_within(path, 0.0 if is_known else patience_s)
+        held = claim_within(path, 0.0 if is_known else patience_s, deadline)
         if held is not None:
             self._hung = -1, 0.0
             held.touch()
-        elif not is_known:
+        elif not is_known and time.monotonic() < deadline:
             self._hung = changed_at(path), patience_s
         try:
             yield held

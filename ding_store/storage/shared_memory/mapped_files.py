@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import math
 import mmap
 import os
 import platform
@@ -107,13 +108,14 @@ def claim(path: str, shared: bool = False, wait: bool = False) -> Optional[Owner
     return held
 
 
-def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
+def claim_within(path: str, patience_s: float, deadline: float = math.inf) -> Optional[OwnerLock]:
     """
     Overview:
         Lock a file as ``claim(path, wait=True)`` does, but only while its holder makes progress. A thread waits instead
         of the caller, since ``flock`` has no deadline.
     Arguments:
         - patience_s (:obj:`float`): Give up after this time without a ``touch``, or up to twice as long.
+        - deadline (:obj:`float`): Give up at this time of ``time.monotonic`` in any case.
     Returns:
         - claim (:obj:`Optional[OwnerLock]`): None if it gave up.
     Raises:
@@ -134,9 +136,9 @@ def claim_within(path: str, patience_s: float) -> Optional[OwnerLock]:
     waiting = threading.Thread(target=wait, name='ding-store-claim', daemon=True)
     waiting.start()
     seen_at = -1
-    while waiting.is_alive() and (touched_at := changed_at(path)) != seen_at:
+    while waiting.is_alive() and (touched_at := changed_at(path)) != seen_at and time.monotonic() < deadline:
         seen_at = touched_at
-        waiting.join(patience_s)
+        waiting.join(max(0.0, min(patience_s, deadline - time.monotonic())))
     with lock:
         is_over = True
         return found.pop() if found else None
@@ -150,9 +152,9 @@ def changed_at(path: str) -> int:
         return 0
 
 
-def reopened(descriptor: int) -> OwnerLock:
+def reopened(descriptor: int, flags: int = os.O_RDONLY) -> OwnerLock:
     """Open the same file anew with separate locks, even if its name is gone."""
-    return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', os.O_RDONLY | os.O_CLOEXEC))
+    return OwnerLock(os.open(f'/proc/self/fd/{descriptor}', flags | os.O_CLOEXEC))
 
 
 def is_claimed(path: str) -> bool:
