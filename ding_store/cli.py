@@ -21,6 +21,8 @@ from ding_store.hook.configs import wait_until_written
 from ding_store.hook.usage import uses
 from ding_store.launch.printing import discard, print_to, printable
 
+#: Default of ``--restarts``. The parser has none, so that an option that means nothing can be refused.
+_RESTARTS = 3
 #: The commands as the help shows them: group -> command -> what it does.
 GROUPS: Dict[str, Dict[str, str]] = {
     'start': {
@@ -50,7 +52,7 @@ GROUPS: Dict[str, Dict[str, str]] = {
     'clean up': {
         'reshard': "Distribute a stopped run's experience over other learners.",
         'forget': 'Drop a reader that does not come back.',
-        'retire': 'Delete the data of a run that has ended, on any server.',
+        'retire': 'Delete what a run that has ended left on a Redis server.',
         'clean': 'Remove what ended runs left: directories, host caches, sockets.',
     },
 }
@@ -189,13 +191,13 @@ def _add_command(commands: argparse._SubParsersAction, name: str, text: str, exa
     )
 
 
-def _add_store_options(parser: argparse.ArgumentParser, environment: Environment) -> None:
+def _add_store_options(parser: argparse.ArgumentParser, environment: Environment, store_help: str = '') -> None:
     parser.add_argument(
         '--store',
         metavar='URL',
         default=environment.url or DEFAULT_URL,
         # Show the variable's name: its value may hold a password.
-        help=f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
+        help=store_help or f'URL of the store (default: {DEFAULT_URL}, or {ENV_URL} in the environment)',
     )
     parser.add_argument(
         '--run',
@@ -367,9 +369,8 @@ def _add_restarts(parser: argparse.ArgumentParser) -> None:
         '--restarts',
         metavar='N',
         type=_node_id,
-        default=3,
         help='start a collector or evaluator that dies again, until it has died N times in a row soon after its start '
-        '(default: %(default)s; 0: never after such an early death)',
+        f'(default: {_RESTARTS}; 0: never after such an early death)',
     )
 
 
@@ -383,7 +384,9 @@ def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -
         '      -- python -u main.py > job.sbatch',
         usage='ding-store slurm --roles ROLE=N,... --time TIME [options] -- python SCRIPT ...',
     )
-    _add_store_options(parser, environment)
+    _add_store_options(
+        parser, environment, f'refused here: export {ENV_URL} where you run sbatch (default: the job starts a server)'
+    )
     _add_settings(parser)
     parser.add_argument('--roles', metavar='ROLE=N,...', required=True, help='as for run')
     parser.add_argument('--time', metavar='TIME', required=True, help='time limit in the form of sbatch')
@@ -407,6 +410,11 @@ def _add_slurm(commands: argparse._SubParsersAction, environment: Environment) -
 def _slurm(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.slurm import SlurmJob, parse_options
 
+    if options.store != (options.environment.url or DEFAULT_URL):
+        raise ConfigError(
+            f'--store is not written into the script, because a URL may hold a password. Export {ENV_URL} where you '
+            'run sbatch. Without it, the job starts a server'
+        )
     learner, collectors = (parse_options(words) for words in (options.learner, options.collectors))
     job = SlurmJob(
         options.roles,
@@ -452,7 +460,7 @@ def _add_health(commands: argparse._SubParsersAction) -> None:
         'status is 0 if there is such a process and none is silent, else 1.',
         'ding-store health --role learner --max-silent 300',
     )
-    parser.add_argument('--role', default='', choices=('learner', 'evaluator', 'collector', 'agent', 'launcher'))
+    parser.add_argument('--role', default='', choices=('learner', 'evaluator', 'collector', 'worker', 'agent'))
     parser.add_argument(
         '--max-silent',
         metavar='SECONDS',
@@ -473,9 +481,9 @@ def _add_retire(commands: argparse._SubParsersAction, environment: Environment) 
     parser = _add_command(
         commands,
         'retire',
-        'Delete all data of a run that has ended, on any server. WARNING: if it had failed, its unread\n'
-        'experience is lost. Checkpoints stay.',
-        'ding-store retire --run pong',
+        'Delete all data that a run that has ended has left on a Redis server. WARNING: if it had failed, its\n'
+        'unread experience is lost. Checkpoints stay. For an embedded store use ding-store clean.',
+        'ding-store retire --run pong --store redis://host:6379',
     )
     _add_store_options(parser, environment)
     parser.set_defaults(call=_retire)
@@ -888,8 +896,8 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
             return 0
     if options.roles:
         return _run_roles(options, command)
-    if options.delay or options.logs or options.json or options.cpu_roles or options.debug or options.learners:
-        raise ConfigError('--learners, --delay, --logs, --json, --cpu-roles and --debug go with --roles')
+    needs_roles = ('learners', 'capacity', 'restarts', 'delay', 'logs', 'json', 'cpu_roles', 'debug')
+    _refuse(options, needs_roles, 'goes with --roles')
     if not command:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
@@ -920,6 +928,8 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
 
     begin = time.monotonic()
     script, roles = UserScript.parse(command), parse_roles(options.roles, options.learners)
+    if WORKER in roles:
+        _refuse(options, ('learners', 'capacity', 'restarts'), 'means nothing with --roles worker=N')
     delays = parse_delays(options.delay)
     cpu_roles = parse_cpu_roles(options.cpu_roles)
     check_debug(options.debug, roles)
@@ -936,7 +946,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
         sizes: Dict[str, Any] = dict(
             total_learners=options.learners,
             bounds=parse_bounds(options.roles),
-            restarts=options.restarts,
+            restarts=_RESTARTS if options.restarts is None else options.restarts,
             capacity=options.capacity,
         )
         job = Job(script, roles, config, logs, delays, cpu_roles, options.debug, environment, **sizes)
@@ -965,7 +975,8 @@ def _join(options: argparse.Namespace, command: List[str]) -> int:
     if options.capacity is not None:
         from ding_store.launch.agent import serve_host
 
-        code = serve_host(config, environment, options.capacity, script, options.logs, options.restarts, options.wait)
+        restarts = _RESTARTS if options.restarts is None else options.restarts
+        code = serve_host(config, environment, options.capacity, script, options.logs, restarts, options.wait)
     else:
         waits = options.wait or options.owner
         code = join(config, environment, options.role, options.node_id, script, waits, options.learners, options.owner)
@@ -979,8 +990,17 @@ def _check_join(options: argparse.Namespace) -> None:
         raise ConfigError(f'--owner is for --role learner, not {options.role}')
     if options.capacity is not None and (options.role != 'collector' or options.node_id is not None):
         raise ConfigError('--capacity is for --role collector, without --node-id')
-    if options.capacity is None and options.logs:
-        raise ConfigError('--logs goes with --capacity')
+    if options.capacity is None:
+        _refuse(options, ('logs', 'restarts'), 'goes with --capacity')
+    else:
+        _refuse(options, ('learners',), "means nothing with --capacity: the run's launcher has the number of learners")
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    """Raise ConfigError if one of these options was given. One that is '' was not."""
+    for name in names:
+        if getattr(options, name) not in (None, ''):
+            raise ConfigError(f'--{name.replace("_", "-")} {why}')
 
 
 def _explain(command: List[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
@@ -25,8 +26,10 @@ from ding_store.launch.user_script import UserScript, preload
 from ding_store.run.ending import end_of
 from ding_store.run.format import check_format
 from ding_store.run.health import Health
+from ding_store.run.scale import target_of
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import num_learners_of
+from ding_store.run.waiting import SLICE_S
 
 
 @dataclass
@@ -53,13 +56,22 @@ class Agent(Job):
         self._make_log_dir()
         held = log_dir.hold(self.log_dir)
         self.say = lambda text: print_to(out, line(printable(text), 'agent') + '\n')
+        health = Health(self.config.health, 'agent', 0)
         with signals_as_interrupt():
             try:
                 self._prepare_environment()
                 preload()
+                if self.waits:
+                    try:
+                        self._wait_for_launcher(health)
+                    except KeyboardInterrupt:
+                        self.say('left the run')
+                        return 0
+                    self._prepare_environment()  # the number of learners is known now
                 self.nursery = Nursery()
-                return self._serve()
+                return self._serve(health)
             finally:
+                health.end()
                 self._end_rest()
                 os.close(held)
 
@@ -76,18 +88,30 @@ class Agent(Job):
             self.num_running_learners = num_learners_of(store)
         return None if found is None else found.epoch
 
-    def _serve(self) -> int:
+    def _wait_for_launcher(self, health: Health) -> None:
+        """Wait until the launcher has decided how many learners and collectors the run has, or the run has ended."""
+        with RunSession(self.config).store as store:
+            has_waited = False
+            while target_of(store) is None and end_of(store) is None:
+                if not has_waited:
+                    has_waited = True
+                    self.say(f'waiting for the launcher of run {self.config.run!r}')
+                health.beat()
+                time.sleep(SLICE_S)
+            self.num_running_learners = num_learners_of(store)
+
+    def _serve(self, health: Health) -> int:
         session = RunSession(self.config)
-        health = Health(self.config.health, 'agent', 0)
         try:
             session.watch()
             self.staff.join(session.store, self.capacity or 1)
             self.say(f'this host starts up to {self.capacity} collectors of run {self.config.run!r}')
             code = self.watch(session, health.beat)
+            if session.failed or not session.finished:  # else the run's data is deleted
+                self.staff.leave()
             self.say('left the run' if session.finish_reason is None else f'the run has ended: {session.finish_reason}')
             return code or int(session.failed)
         finally:
-            health.end()
             session.close()
 
     def _expects_more(self, session: RunSession) -> bool:

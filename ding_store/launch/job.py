@@ -113,14 +113,17 @@ def parse_bounds(text: str) -> Optional[Tuple[int, int]]:
     Overview:
         Return the bounds of 'learner=1,collector=2..16', or None if it has none.
     Raises:
-        - ConfigError: The second is not above the first.
+        - ConfigError: The first is 0, or the second is not above it.
     """
     for item in text.split(','):
         role, _, number = item.strip().partition('=')
         least, dots, most = number.partition('..')
         if dots:
-            if not int(least) < int(most) <= 10_000:
-                raise ConfigError(f'--roles: {item.strip()!r} should have a second bound above the first, up to 10000')
+            if not 1 <= int(least) < int(most) <= 10_000:
+                raise ConfigError(
+                    f'--roles: {item.strip()!r} should have a first bound of 1 or above, and a second bound above the '
+                    'first, up to 10000'
+                )
             return int(least), int(most)
     return None
 
@@ -313,6 +316,7 @@ class Job:
             self._note_history(session.store)
             self._say_where_curves_are(session.store)
         if code != 0:
+            self.staff.leave()
             self._say_how_to_resume(session.store)
         else:
             try:
@@ -349,9 +353,9 @@ class Job:
         """Kill every process of the job that is left, and remove the sockets that they listened at."""
         for process in self.processes:
             if process.code is None:
-                with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(process.pid, signal.SIGKILL)
-                    process.wait()
+                with contextlib.suppress(ChildProcessError):
+                    if process.send(signal.SIGKILL):
+                        process.wait()
         if self.nursery is not None:
             self.nursery.close()
         for address in self.addresses:
@@ -509,7 +513,7 @@ class Job:
         for process in self.processes:
             if process.code is None and not process.is_terminated:
                 process.is_terminated = True
-                os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
 
     def _reaped(self, process: Process, session: RunSession) -> List[Process]:
         """Call ``_reap``, and end the job if the store does not come back."""
@@ -522,8 +526,8 @@ class Job:
     def _reap(self, process: Process, session: RunSession) -> List[Process]:
         """Record the end of a process. Return the processes that were started in its place, if any."""
         code = process.wait()
+        process.code = code if code >= 0 else 128 - code  # from here on, no signal is sent
         os.close(process.pidfd)
-        process.code = code if code >= 0 else 128 - code
         if process.is_retired:
             self.staff.left(process, code)
             return []
@@ -587,8 +591,7 @@ class Job:
         for process in self.processes:
             if process.rank is not None and process.code is None:
                 self.say(f'{process.title} did not stop in {LEAVE_S:g} s, and is killed')
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
         self.regroup_by_s = time.monotonic() + LEAVE_S
 
     def report(self, text: str) -> None:
@@ -753,15 +756,15 @@ class Job:
             if process.code is not None or process.is_debugged or since_s <= LEAVE_S:
                 continue
             if since_s > LEAVE_S + TERM_S:
-                os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
             elif not process.is_terminated:
                 process.is_terminated = True
-                os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
 
     def _kill_all(self) -> None:
         for process in self.processes:
             if process.code is None:
-                os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
 
 
 def warn_of_shared_store(url: str, out: Any) -> None:

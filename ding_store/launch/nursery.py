@@ -63,17 +63,22 @@ class Nursery:
         Overview:
             Fork a process with this role, which appends its output to ``log``. Return its pid and a pidfd.
         Raises:
-            - NurseryLost: There is no process to fork from any more.
+            - NurseryLost: There is no process to fork from any more. One that does not answer is killed, and its roles
+              end with it: it could fork this one later, beside the one in its place.
         """
         role.launcher = self.pid
         try:
             self._socket.send(json.dumps({'role': asdict(role), 'log': str(log.absolute())}).encode())
         except OSError as error:
             raise NurseryLost(str(error)) from error
-        while True:
-            message, pidfd = self._receive()
-            if pidfd is not None:
-                return message['started'], pidfd
+        try:
+            while True:
+                message, pidfd = self._receive()
+                if pidfd is not None:
+                    return message['started'], pidfd
+        except NurseryLost:
+            os.kill(self.pid, signal.SIGKILL)  # it is our child, and not waited for yet
+            raise
 
     def code_of(self, pid: int) -> int:
         """Return the code of a process that has ended: its exit status, or the negative number of a signal."""

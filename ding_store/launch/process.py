@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,13 @@ class Process:
     def title(self) -> str:
         rank = '' if self.rank is None else f' rank {self.rank}'
         return f'{self.role}{rank} (node {self.node_id}, pid {self.pid})'
+
+    def send(self, number: int) -> bool:
+        """Send it a signal. Return False if it was waited for: its pid may be that of another process by now."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+            return True
+        return False
 
     def wait(self) -> int:
         """Wait for its end. Return its exit status, or the negative number of the signal that killed it."""

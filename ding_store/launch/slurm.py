@@ -45,9 +45,14 @@ class SlurmJob:
         Overview:
             Return the batch script.
         Raises:
-            - ConfigError: An option is wrong, or the store is one that other nodes cannot reach.
+            - ConfigError: An option is wrong.
         """
         numbers, bounds = parse_roles(self.roles), parse_bounds(self.roles)
+        if not numbers.get('collector'):
+            raise ConfigError(
+                f'--roles {self.roles!r} has no collectors, which the second part of the job is for. Use collector=N '
+                'with N of 1 or above. For workers, or a learner alone, put `ding-store run` into a script of your own'
+            )
         if not re.fullmatch(r'(\d+-)?\d+(:\d+){0,2}', self.time):
             raise ConfigError(f'--time {self.time!r} should read like 12:00:00 or 2-00:00:00')
         if not self.command:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -14,6 +13,7 @@ from ding_store.launch.process import Process, bury, member_of, report_given_up
 from ding_store.launch.restarts import LEFT, Restarts
 from ding_store.metrics.figures import Figures
 from ding_store.metrics.sizing import Sizing
+from ding_store.run.health import Health
 from ding_store.run.members import Members, launch
 from ding_store.run.node_addresses import claim_node_id
 from ding_store.run.scale import NO_BOUND, Host, Seat, Target, change_target, put_target, target_of
@@ -104,6 +104,7 @@ class Staff:
         if code == os.EX_CONFIG:
             reason = f'given up: it failed with a ConfigError, which would occur again: {last}'
         self._given_up.append(process)
+        self._forget_health(process)
         report_given_up(members, process, store, reason, launch(self._job.config.launched))
         self._job.report(f'{process.title} is {reason}')
         if process.role != 'collector' or not self._has_collectors(members):
@@ -114,7 +115,12 @@ class Staff:
     def left(self, process: Process, code: int) -> None:
         """Note the end of a process that was asked to leave."""
         self._retire_by.pop(process.pid, None)
+        self._forget_health(process)
         self._job.report(f'{process.title} has left' if code in (0, LEFT) else f'{process.title} was ended')
+
+    def _forget_health(self, process: Process) -> None:
+        """Remove the health file of a process that is not started again. A killed one has left it."""
+        Health(self._job.config.health, process.role, process.node_id).end()
 
     def _has_collectors(self, members: Members) -> bool:
         """Return True if a collector runs or is started again, on this host or another."""
@@ -182,26 +188,32 @@ class Staff:
                 self._job.report(f'collectors: {target.number} become {number}, because {self._sizing.reason}')
                 changed = change_target(store, lambda old: old if old.is_by_hand else old._replace(number=number))
                 self._target = changed or target
-        return self._seat.share(self._target.number)
+        return self._seat.share(self._target.number, len(self._running()) + len(self._waiting()))
 
     def _come_to(self, number: int, store: Store) -> List[Process]:
         """Start or retire collectors of this host until there are as many, with those that are started again."""
-        running = [p for p in self._job.processes if p.role == 'collector' and p.code is None and not p.is_retired]
-        waiting = [each for each in self._pending if each[1].role == 'collector']
-        given_up = sum(each.role == 'collector' for each in self._given_up)
-        more = number - len(running) - len(waiting) - given_up
+        running, waiting = self._running(), self._waiting()
+        more = number - len(running) - len(waiting)
+        if more > 0:  # nothing is started in the place of those that were given up
+            more = max(0, more - sum(each.role == 'collector' for each in self._given_up))
         for each in waiting[: max(0, -more)]:
             self._pending.remove(each)
+            self._forget_health(each[1])
             more += 1
         for process in running[len(running) + min(0, more) :]:
             process.is_retired = True
             self._retire_by[process.pid] = time.monotonic() + RETIRE_S
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGTERM)
+            process.send(signal.SIGTERM)
         ids: List[int] = []  # all of them before the first start: the store may go away in between
         while len(ids) < more:
             ids.append(self._new_node_id(store, ids))
         return [self._job.start_process('collector', node_id) for node_id in ids]
+
+    def _running(self) -> List[Process]:
+        return [p for p in self._job.processes if p.role == 'collector' and p.code is None and not p.is_retired]
+
+    def _waiting(self) -> List[Tuple[float, Process]]:
+        return [each for each in self._pending if each[1].role == 'collector']
 
     def _new_node_id(self, store: Store, taken: Sequence[int]) -> int:
         """Return the lowest node id of a collector of this host that has left, or a new one."""
@@ -214,24 +226,25 @@ class Staff:
     def retire_all(self) -> None:
         """Ask all collectors of this host to leave, and start none."""
         self._pending.clear()
-        if self._seat is not None:
-            with contextlib.suppress(StoreError):
-                self._seat.release()
-            self._seat = None
+        self.leave()
         for process in self._job.processes:
             if process.code is None and not process.is_retired:
                 process.is_retired = True
                 self._retire_by[process.pid] = time.monotonic() + RETIRE_S
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGTERM)
+                process.send(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Let other hosts start this one's collectors at once."""
+        if self._seat is not None:
+            self._seat.release()
+            self._seat = None
 
     def hurry(self) -> None:
         """Kill processes that did not leave in time."""
         now = time.monotonic()
         for process in self._job.processes:
             if process.code is None and self._retire_by.get(process.pid, now + 1.0) <= now:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+                process.send(signal.SIGKILL)
 
     def _refreshed(self, store: Store) -> Members:
         if self._members is None:

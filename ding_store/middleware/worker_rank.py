@@ -101,6 +101,8 @@ class WorkerRank:
             if not self._has_begun:
                 self._has_begun = True
                 self._begin()
+            if self._session is not None:
+                self._session.show_health()
             if name == '_forward_learn':
                 self._before_update()
             return forward(*args, **kwargs)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence
+import contextlib
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
-from ding_store.errors import VersionConflict
+from ding_store.errors import StoreError, VersionConflict
 from ding_store.run.foreign import fields_of, is_count
 from ding_store.run.lease import FIELDS, Lease, Owner
 from ding_store.storage.base import Header
@@ -14,7 +15,8 @@ from ding_store.storage.store import Store
 SCALE = 'scale/collector'
 #: Prefix of the leases of hosts that start collectors. The rest is a number from 0 on.
 _HOST = 'host/'
-#: Seconds within which a host renews its lease. Then others start its collectors.
+#: Seconds within which a host renews its lease. Other hosts start its collectors once they have looked at the lease for
+#: that long. They look once per second, of which ``Lease`` counts half.
 HOST_S = 10.0
 #: Most collectors of a run whose ``--roles`` has no upper bound.
 NO_BOUND = 10_000
@@ -108,6 +110,7 @@ class Seat:
         self._store, self._host = store, host
         self._owner = Owner.this_process()
         self._others: Dict[int, Lease] = {}
+        self._seen_alive: Set[Tuple[int, str]] = set()  # numbers and owners of seats that were renewed before our eyes
         self._sit_down()
 
     def _sit_down(self) -> None:
@@ -127,15 +130,26 @@ class Seat:
             self._sit_down()
 
     def release(self) -> None:
-        """Let other hosts start this one's collectors."""
-        self._lease.release()
+        """Let other hosts start this one's collectors. If the store is away, they learn it after ``HOST_S``."""
+        with contextlib.suppress(StoreError), self._store.nonblocking():
+            self._lease.release()
 
-    def share(self, number: int) -> int:
-        """Return how many of ``number`` collectors this host starts, by the hosts that live now."""
+    def share(self, number: int, started: int = 0) -> int:
+        """
+        Overview:
+            Return how many of ``number`` collectors this host starts, by the hosts that live now.
+        Arguments:
+            - started (:obj:`int`): Those that it has. It retires none of them for a host that was not seen to renew its
+              lease yet: that one may have been killed, and this is its successor.
+        """
+        own = self._share(number, is_certain=False)
+        return own if own >= started else max(own, min(started, self._share(number, is_certain=True)))
+
+    def _share(self, number: int, is_certain: bool) -> int:
         hosts: List[Host] = []
         own = i = 0
-        while i == self._number or self._look(i) is not None:
-            found = self._host if i == self._number else self._living(i)
+        while i <= self._number or self._look(i) is not None:  # a failover may have lost one below
+            found = self._host if i == self._number else self._living(i, is_certain)
             if found is not None:
                 own = len(hosts) if i == self._number else own
                 hosts.append(found)
@@ -150,7 +164,13 @@ class Seat:
     def _look(self, number: int) -> Optional[Header]:
         return fields_of(self._store.get(f'{_HOST}{number}'), _SEAT)
 
-    def _living(self, number: int) -> Optional[Host]:
+    def _living(self, number: int, is_certain: bool) -> Optional[Host]:
         lease = self._others.setdefault(number, self._lease_of(number))
-        found = None if lease.holder() is None else self._look(number)
+        holder = lease.holder()
+        if holder is None:
+            return None
+        seat = (number, holder.owner.id)
+        if holder.is_certain:
+            self._seen_alive.add(seat)
+        found = self._look(number) if not is_certain or seat in self._seen_alive else None
         return None if found is None else Host(found['keep'], found['capacity'])

@@ -166,7 +166,8 @@ class RunSession:
             own = launch(self.config.launched)
             self.member = Member(id=name, role=role, node_id=node_id, address=address, launch=own)
             self._report()
-            self._health = Health(self.config.health, role, node_id)
+            rank = self.config.rank if role == 'learner' else 0  # all learners have one node id
+            self._health = Health(self.config.health, role, rank or node_id)
             for lease in leases:
                 self.hold(lease, self.member.title)
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.

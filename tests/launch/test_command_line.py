@@ -151,7 +151,7 @@ def test_memory_store_across_processes_is_refused(tmp_path, command):
         ([*ROLES, '--delay', 'learner=nan', '--', 'python', '-m', 'json'], "'learner=nan' should be seconds"),
         ([*ROLES, '--delay', 'learner=-5', '--', 'python', '-m', 'json'], "'learner=-5' should be seconds"),
         ([*ROLES, '--cpu-roles', 'actor', '--', 'python', '-m', 'json'], "--cpu-roles: unknown key 'actor'"),
-        (['run', '--cpu-roles', 'learner', '--', 'python', '-m', 'json'], '--cpu-roles and --debug go with'),
+        (['run', '--cpu-roles', 'learner', '--', 'python', '-m', 'json'], '--cpu-roles goes with --roles'),
         ([*ROLES, '--debug', 'actor', '--', 'python', '-m', 'json'], "--debug: unknown key 'actor'"),
         ([*ROLES, '--debug', 'evaluator', '--', 'python', '-m', 'json'], '--roles starts no evaluator'),
         (['run', '--roles', 'learner=1,collector=\u00b2', '--', 'python', '-m', 'json'], 'should read like'),

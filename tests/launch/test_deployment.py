@@ -97,6 +97,8 @@ def test_retire_deletes_a_run_that_has_ended(tmp_path, redis_server):
         (['--role', 'collector', '--owner'], '--owner is for --role learner'),
         (['--role', 'learner', '--capacity', 2], '--capacity is for --role collector'),
         (['--role', 'collector', '--logs', 'x'], '--logs goes with --capacity'),
+        (['--role', 'evaluator', '--restarts', 0], '--restarts goes with --capacity'),
+        (['--role', 'collector', '--capacity', 2, '--learners', 2], '--learners means nothing with --capacity'),
     ],
 )
 def test_join_with_options_of_another_role_is_refused(tmp_path, options, reason):
@@ -104,10 +106,25 @@ def test_join_with_options_of_another_role_is_refused(tmp_path, options, reason)
 
 
 @pytest.mark.parametrize(
+    ('options', 'reason'),
+    [
+        (['--capacity', 0], '--capacity goes with --roles'),
+        (['--restarts', 0], '--restarts goes with --roles'),
+        (['--roles', 'worker=2', '--learners', 2], '--learners means nothing with --roles worker=N'),
+        (['--roles', 'worker=2', '--capacity', 2], '--capacity means nothing with --roles worker=N'),
+        (['--roles', 'worker=2', '--restarts', 2], '--restarts means nothing with --roles worker=N'),
+    ],
+)
+def test_run_with_options_without_an_effect_is_refused(tmp_path, options, reason):
+    assert reason in said(tmp_path, 'run', *options, '--', 'python', TINY, code=2)
+
+
+@pytest.mark.parametrize(
     ('roles', 'reason'),
     [
         ('learner=1..2,collector=1', 'only collector may have'),
         ('learner=1,collector=3..3', 'second bound above the first'),
+        ('learner=1,collector=0..4', 'first bound of 1 or above'),
         ('learner=1,collector=3..', 'should read like'),
     ],
 )

@@ -7,7 +7,11 @@ import signal
 import pytest
 from jobs import TINY, ding_store, job, records, status, table
 
+from ding_store.run.scale import Target, put_target
+from ding_store.run.several_learners import decide_num_learners
+from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import running
+from ding_store.storage.urls import embedded_url
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -87,12 +91,17 @@ def test_collector_that_dies_at_once_is_given_up_by_name(tmp_path):
 
 
 @pytest.mark.parametrize(('role', 'node'), [('collector', 2), ('evaluator', 1)])
-def test_run_whose_last_one_is_given_up_fails_by_name(tmp_path, role, node):
+def test_run_whose_last_one_is_given_up_fails_by_name(tmp_path, redis_server, role, node):
     options = ['run', '--run', 'r', '--roles', 'learner=1,collector=1,evaluator=1', '--restarts', 0]
+    options += ['--store', redis_server.url]
     with job(ding_store(*options, *tiny(tmp_path, '--broken', node)), tmp_path) as run:
         assert run.wait() == 1, run.text
     assert f'cannot go on without its {role}' in run.text
     assert f'failed: {role} (node {node}' in run.text
+    with open_store(redis_server.url, 'r') as store:
+        # Otherwise a launcher that resumes it on another host would wait for this one to start collectors.
+        assert store.get('host/0').header['is_released']
+        store.clear()
 
 
 def test_scale_starts_and_retires_collectors(tmp_path):
@@ -134,6 +143,34 @@ def test_joined_host_starts_its_share_and_leaves_in_order(tmp_path):
             # The launcher starts those that the host no longer does.
             run.wait_for(lambda: len(working(tmp_path)) == 3, 'three again')
         stop(run, tmp_path)
+
+
+def test_host_that_waits_learns_the_number_of_learners(tmp_path):
+    (tmp_path / 'main.py').write_text(
+        'import os, signal\n'
+        "print(os.environ.get('DING_STORE_LEARNERS'), file=open('learners', 'w'), flush=True)\n"
+        'signal.pause()\n'
+    )
+    options = ['--wait', '--role', 'collector', '--capacity', 1, '--run', 'r', '--', 'python', 'main.py']
+    with job(ding_store('join', *options), tmp_path, name='agent') as agent:
+        agent.wait_for(lambda: "waiting for the launcher of run 'r'" in agent.text, 'the agent')
+        with open_store(embedded_url(f'{tmp_path}/.ding_store'), 'r') as store:
+            decide_num_learners(store, 2, started=2)  # as a launcher does, which it does before it puts the target
+            put_target(store, Target(1, 1, 10))
+            known = tmp_path / 'learners'
+            agent.wait_for(lambda: known.exists() and known.read_text().endswith('\n'), 'a collector')
+        assert known.read_text() == '2\n'
+        os.kill(agent.process.pid, signal.SIGTERM)
+        assert agent.wait() == 0, agent.text
+
+
+def test_host_that_waits_for_no_launcher_leaves_at_a_signal(tmp_path):
+    options = ['--wait', '--role', 'collector', '--capacity', 1, '--run', 'r', '--', 'python', TINY]
+    with job(ding_store('join', *options), tmp_path, name='agent') as agent:
+        agent.wait_for(lambda: 'waiting for the launcher' in agent.text, 'the agent')
+        os.kill(agent.process.pid, signal.SIGTERM)
+        assert agent.wait() == 0, agent.text
+        assert 'left the run' in agent.text
 
 
 def test_run_with_bounds_sizes_itself(tmp_path):

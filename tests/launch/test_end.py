@@ -63,9 +63,9 @@ def test_evaluator_killed_after_the_end_does_not_fail_the_run(tmp_path, role, ra
 @pytest.mark.parametrize('role', ['learner', 'worker'])
 def test_learner_writing_its_last_checkpoint_is_awaited(tmp_path, monkeypatch, role):
     said, killed, writers = [], [], {1}
-    monkeypatch.setattr(os, 'kill', lambda pid, number: killed.append((pid, number.name)))
+    monkeypatch.setattr(signal, 'pidfd_send_signal', lambda pidfd, number: killed.append((pidfd, number.name)))
     monkeypatch.setattr(job_module, 'is_saving', lambda pid: pid in writers)
-    learner, evaluator = (Process(role, pid, pid, 0, tmp_path, '') for role, pid in ((role, 1), ('evaluator', 2)))
+    learner, evaluator = (Process(role, pid, pid, pid, tmp_path, '') for role, pid in ((role, 1), ('evaluator', 2)))
     job, now = Job(None, {}, StoreConfig(), tmp_path, say=said.append, processes=[learner, evaluator]), time.monotonic()
 
     def hurry(since_end_s):

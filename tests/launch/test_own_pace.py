@@ -10,6 +10,7 @@ import pytest
 from jobs import PIPELINES, TINY, ding_store, job, records, status, table
 
 from ding_store.metrics.history import read_history
+from ding_store.run.health import seen_in
 from ding_store.storage.embedded.private_server import running
 
 pytest.importorskip('ding')
@@ -82,7 +83,9 @@ def test_a_killed_learner_is_started_again_alone(tmp_path):
 
 def test_workers_run_an_unmodified_script_to_its_end(tmp_path):
     command = workers(tmp_path, 2, {'sync': 'async', 'max_staleness': 3}, '--json', tmp_path / 'figures.json')
-    with job(command, tmp_path) as run:
+    health = tmp_path / 'health'
+    with job(command, tmp_path, DING_STORE_HEALTH=str(health)) as run:
+        run.wait_for(lambda: {each.name for each in seen_in(str(health))} == {'worker-0', 'worker-1'}, 'signs of both')
         assert run.wait() == 0, run.text
     found = ends(tmp_path)
     assert len(found) == 2

@@ -40,12 +40,19 @@ def test_script_has_two_parts_with_their_options(tmp_path):
 
 @pytest.mark.parametrize(
     ('options', 'reason'),
-    [(['--time', 'soon'], 'should read like'), (['--learner=partition=gpu'], 'should be an option of sbatch')],
+    [
+        (['--time', 'soon'], 'should read like'),
+        (['--learner=partition=gpu'], 'should be an option of sbatch'),
+        (['--roles', 'worker=4'], 'has no collectors'),
+        (['--roles', 'learner=1,collector=0'], 'has no collectors'),
+        (['--store', 'redis://host'], 'Export DING_STORE_URL'),
+    ],
 )
 def test_script_with_a_wrong_option_is_refused(tmp_path, options, reason):
     code, text = script(tmp_path, *options)
-    assert code == 2
+    assert code == 2, text
     assert reason in text
+    assert 'Traceback' not in text
 
 
 #: ``srun`` starts the command here, as on one node. ``scancel`` signals it. ``scontrol`` notes what it was asked.

@@ -3,7 +3,7 @@
 import pytest
 
 from ding_store.errors import VersionConflict
-from ding_store.run.lease import Lease
+from ding_store.run.lease import Lease, Owner
 from ding_store.run.scale import SCALE, Host, Seat, Target, change_target, put_target, shares_of, target_of
 from ding_store.storage import open_store
 
@@ -64,6 +64,36 @@ def test_seat_counts_hosts_until_they_release_theirs(monkeypatch):
         assert [launcher.share(3), agent.share(3)] == [2, 1]
         agent.release()
         assert launcher.share(6) == 6
+
+
+@pytest.mark.parametrize('lost', [0, 1])
+def test_seat_whose_lower_neighbour_is_lost_starts_its_share(monkeypatch, lost):
+    owner = Owner.this_process
+    with open_store('memory://') as store:
+        seats = []
+        for i, host in enumerate([Host(2, 100), Host(0, 3), Host(0, 1)]):
+            monkeypatch.setattr(Owner, 'this_process', staticmethod(lambda name='', i=i: owner(f'host {i}')))
+            seats.append(Seat(store, host))
+        assert [seat.share(6) for seat in seats] == [2, 3, 1]
+        assert store.delete(f'host/{lost}')  # as by a failover
+        assert seats[2].share(6) == 1
+        seats[lost].renew()
+        assert [seat.share(6) for seat in seats] == [2, 3, 1]
+
+
+def test_seat_not_seen_to_renew_retires_no_collectors(monkeypatch):
+    owner = Owner.this_process
+    with open_store('memory://') as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Owner, 'this_process', staticmethod(lambda name='': owner('a launcher')))
+            before = Seat(store, Host(4, 100))
+        seat = Seat(store, Host(4, 100))
+        assert [seat.share(4, started) for started in (0, 3, 4, 5)] == [0, 3, 4, 4]
+        assert seat.share(6, 1) == 2  # the other keeps four, if it lives
+        before.renew()  # it was not killed
+        assert [seat.share(4, started) for started in (0, 4)] == [0, 0]
+        before.release()
+        assert seat.share(4, 0) == 4
 
 
 def test_seat_that_was_taken_over_is_replaced_by_another(monkeypatch):

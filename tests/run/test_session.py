@@ -34,6 +34,7 @@ from ding_store.run import members as members_module
 from ding_store.run import session as session_module
 from ding_store.run.claim import claim_run
 from ding_store.run.ending import CHECKPOINTS, FINISH, RETIRE, clear_ended_run
+from ding_store.run.health import seen_in
 from ding_store.run.lease import Lease, Owner
 from ding_store.run.members import (
     STREAM,
@@ -793,3 +794,15 @@ class TestFormat:
         store.put(format_module.VALUE, {'number': 'five'}, {})
         member('learner')
         assert store.get(format_module.VALUE).header['number'] == format_module.FORMAT
+
+
+def test_learners_of_one_host_have_a_health_file_each(store, tmp_path):
+    sessions = []
+    for rank in (0, 1):
+        config = replace(CONFIG, health=str(tmp_path), num_learners=2, rank=rank)
+        sessions.append(RunSession(config, store=store.another(stream_options=STREAM_OPTIONS)))
+        sessions[-1].join('learner', 0)
+        sessions[-1].show_health()
+    assert [each.name for each in seen_in(str(tmp_path))] == ['learner-0', 'learner-1']
+    for session in sessions:
+        session.close()
