@@ -58,7 +58,7 @@ setup(
     license='Apache-2.0',
     license_files=['LICENSE'],
     packages=find_packages(include=['ding_store', 'ding_store.*']),
-    # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH. di_store/path is none.
+    # hook/site is no package: it holds the sitecustomize that `ding-store run` puts on PYTHONPATH.
     package_data={
         'ding_store': [
             *('py.typed', 'storage/redis/lua/*.lua', 'hook/site/*.py', 'di_store/path/*.py', 'launch/template/*'),

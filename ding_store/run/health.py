@@ -36,6 +36,7 @@ class Health:
         self._at = time.monotonic() + BEAT_S
         with contextlib.suppress(OSError):
             self._path.write_text(f'{os.getpid()}\n')
+            os.utime(self._path, (time.monotonic(),) * 2)  # the time of day may jump
 
     def end(self) -> None:
         """Remove the file: the process has left."""
@@ -57,5 +58,5 @@ def seen_in(directory: str, role: str = '') -> List[Seen]:
     found = []
     for path in sorted(Path(directory).glob(f'{role or "*"}-*')):
         with contextlib.suppress(OSError):
-            found.append(Seen(path.name, max(0.0, time.time() - path.stat().st_mtime)))
+            found.append(Seen(path.name, max(0.0, time.monotonic() - path.stat().st_mtime)))
     return found

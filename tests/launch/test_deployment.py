@@ -34,7 +34,7 @@ def test_health_is_that_of_the_processes_that_have_joined(tmp_path, capsys):
     learner.beat()
     collector.beat()
     assert show_health(where, '', 60.0) == 0
-    os.utime(tmp_path / 'health' / 'collector-2', (time.time() - 100.0,) * 2)
+    os.utime(tmp_path / 'health' / 'collector-2', (time.monotonic() - 100.0,) * 2)
     assert [show_health(where, *arguments) for arguments in (('', 60.0), ('learner', 60.0), ('', 200.0))] == [1, 0, 0]
     capsys.readouterr()
     collector.end()
