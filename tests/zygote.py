@@ -98,6 +98,7 @@ def serve(requests):
     from ding_store.launch.user_script import preload
 
     preload()
+    importlib.import_module('torch._dynamo')  # The first step of an optimizer needs it: once here, not in each learner.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # keepers are not waited for
     while True:
         request, ancillary, _, _ = requests.recvmsg(1 << 20, socket.CMSG_SPACE(8))
