@@ -279,7 +279,7 @@ class Pod:
             return probe.wait()
 
     def terminate(self):
-        """As Kubernetes does: SIGTERM, and SIGKILL when the grace is over."""
+        """Send SIGTERM, and SIGKILL when the grace is over, as Kubernetes does."""
         os.kill(self.job.process.pid, signal.SIGTERM)
         return self.job.wait()
 

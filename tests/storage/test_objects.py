@@ -197,7 +197,7 @@ def test_second_process_with_other_options_is_refused(redis_server, tmp_path):
 
 
 def names_of(objects, refs):
-    """Which of these objects are there, by number."""
+    """Return the numbers of the objects that are there."""
     found = []
     for number, ref in enumerate(refs):
         with contextlib.suppress(ObjectGone):
@@ -375,7 +375,7 @@ def test_forked_child_uses_objects_of_its_parent(redis_server, tmp_path):
 
 
 def test_serving_process_that_is_killed_is_replaced(redis_server, tmp_path):
-    """And what it had uploaded for a host that died is deleted in time."""
+    """What it had uploaded for a host that died is deleted in time, too."""
     with two_hosts(redis_server, tmp_path) as (here, there):
 
         def put(pipe):
@@ -424,7 +424,7 @@ def test_killed_host_leaves_nothing_after_the_garbage_collection(redis_server, t
 
 
 def test_spilled_objects_of_a_lost_cache_are_removed(redis_server, tmp_path):
-    """As after a restart of the machine, when /dev/shm is empty and the disk is not."""
+    """This is the state after a restart of the machine: /dev/shm is empty, and the disk is not."""
     cache, disk = tmp_path / 'cache', tmp_path / 'disk'
 
     def fill(pipe):

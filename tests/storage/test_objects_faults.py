@@ -185,7 +185,7 @@ def test_upload_stays_while_a_slow_link_downloads_it(redis_server, tmp_path, mon
 
 
 def test_main_queue_goes_when_the_small_one_is_empty():
-    """As when all that arrived since the listing is pinned: there is still something to evict."""
+    """If all that arrived since the listing is pinned, there is still something to evict."""
     stamps = {'a': MAIN + 4, 'b': MAIN + 8}
     objects = [Found(stamp, name, 10) for name, stamp in stamps.items()]
     listing = Listing(objects, lambda name: stamps.get(name, -1), stamps.__setitem__, lambda: 100)
