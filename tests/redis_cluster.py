@@ -192,9 +192,12 @@ class RedisCluster:
         return f'redis+cluster://{user}{",".join(one.address for one in nodes or self.nodes)}'
 
     def node_of(self, slot: int) -> Node:
-        """Return the primary that has a slot."""
-        port = next(port for first, last, port in self.owners() if first <= slot <= last)
-        return next(one for one in self.nodes if one.port == port)
+        """Return the primary that has a slot: the one that says so itself, else the one that another node names."""
+        running = [node for node in self.nodes if node.is_running]
+        views = [(node, port) for node in running for first, last, port in self.owners(node) if first <= slot <= last]
+        # After a move, a late message of the former owner can make a third node name it for a while.
+        owner = next((node for node, port in views if node.port == port), None)
+        return owner or next(node for node in self.nodes if node.port == views[0][1])
 
     def nodes_with_slots(self) -> List[Node]:
         ports = {port for _, _, port in self.owners()}
