@@ -8,7 +8,7 @@ What our pipelines need of a replay, beside the published table: sizes, rates, m
 
 Each window is a process with one thread, which has environments, collector and learner, as in scripts/profile_loop.py:
 the mains of dizoo_configs with smaller models, and elements as long as their configs say. Both sides take turns. After
-the clock has stopped, the replay is emptied at the moment before a sample, and the memory that this frees is measured.
+the clock has stopped, the memory of the replay is measured at the moment before a sample.
 
 Each window is written to DIRECTORY/JOB-SIDE-TURN.json. Started again, the command keeps the windows that are there, so
 it can be interrupted.
@@ -97,9 +97,8 @@ class Side(NamedTuple):
 
     @property
     def bytes_per_row(self) -> float:
-        """Memory per element of the replay: what emptying it frees, or the bytes of its rows and frames."""
-        name = 'num_bytes' if self.windows[0].get('num_bytes') else 'freed_bytes'
-        return self.of(name) / max(1.0, self.of('rows'))
+        """Memory per element of the replay: the growth by copies of it, or the bytes of its rows and frames."""
+        return self.of('memory_bytes') / max(1.0, self.of('rows'))
 
 
 def read_sides(directory: Path, job: str) -> Dict[str, Side]:

@@ -59,8 +59,9 @@ def test_traffic_counts_elements_and_bytes(is_stock: bool, monkeypatch: pytest.M
     found = json.loads(out.read_text())
     assert {name: found[name] for name in expected} == expected
     assert (found['of'], found['element_bytes'], found['rows']) == ('the loop', 28.0, 7 if is_stock else 17)
-    assert found.get('num_bytes') == (None if is_stock else 17 * 28)
-    assert replay.count() == 0
+    # A tensor of DI-engine's rows is an object of its own, with more bytes than the values take.
+    least, most = (7 * 500, 7 * 5000) if is_stock else (17 * 28, 17 * 28)
+    assert least <= found['memory_bytes'] <= most
 
 
 def window(train_iter: float, push: float, sample: float, **more: Any) -> str:
@@ -68,13 +69,13 @@ def window(train_iter: float, push: float, sample: float, **more: Any) -> str:
     figures.update(
         ms=dict(push=push, sample=sample, train=6.0, CPU=9.0), commit='`abc`', date='2026-11-26', seconds=8.0
     )
-    return json.dumps({**figures, 'machine': 'a machine', 'other_cores': 0.0, 'freed_bytes': 5e6, **more})
+    return json.dumps({**figures, 'machine': 'a machine', 'other_cores': 0.0, 'memory_bytes': 5e6, **more})
 
 
 def test_needs_are_written_beside_the_published_ones(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
     for turn, rate in enumerate((9.0, 10.0, 20.0)):
         (tmp_path / f'dqn-stock-{turn}.json').write_text(window(rate, 2.0, 2.0))
-    (tmp_path / 'dqn-store-0.json').write_text(window(20.0, 1.0, 1.0, num_bytes=350_000, other_cores=1.5))
+    (tmp_path / 'dqn-store-0.json').write_text(window(20.0, 1.0, 1.0, memory_bytes=350_000, other_cores=1.5))
     page = tmp_path / 'page.md'
     page.write_text('before\n<!-- table: scripts/pipeline_needs.py -->\nold\n<!-- end of table -->\nafter\n')
     out = tmp_path / 'out.json'
