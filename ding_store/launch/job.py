@@ -312,6 +312,8 @@ class Job:
         result = Result(code, session.finish_reason or 'all processes left', display.figures(not self.is_store_lost))
         outcome = 'finished' if code == 0 else 'ended' if self.failed in (INTERRUPTED, STOPPED) else 'failed'
         display.say(f'{outcome}: {result.reason} (all processes had left {self.left_after_s:.1f} s later)')
+        with contextlib.suppress(OSError):
+            log_dir.note_end(self.log_dir, f'{outcome}: {result.reason}')
         if not self.is_store_lost:
             self._note_history(session.store)
             self._say_where_curves_are(session.store)
@@ -386,7 +388,8 @@ class Job:
         try:
             private_files.directory(str(self.log_dir))
             tempfile.TemporaryFile(dir=self.log_dir).close()
-            (self.log_dir / warn_once.FILE).unlink(missing_ok=True)
+            for name in (warn_once.FILE, log_dir.END):
+                (self.log_dir / name).unlink(missing_ok=True)
         except ConfigError:
             raise
         except OSError as error:

@@ -6,13 +6,15 @@ import contextlib
 import fcntl
 import os
 from pathlib import Path
-from typing import List
+from typing import List, Optional, Tuple
 
 from ding_store import private_files
 from ding_store.launch import warn_once
 from ding_store.launch.plot import POINTER
 
 LOCK = 'lock'
+#: How the run ended, in one line. Its launcher writes it.
+END = 'end'
 
 
 def hold(directory: Path) -> int:
@@ -25,6 +27,21 @@ def hold(directory: Path) -> int:
     descriptor = private_files.opener(str(directory / LOCK), os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     return descriptor
+
+
+def note_end(directory: Path, text: str) -> None:
+    """Write down how the run ended, for commands that ask for it afterwards."""
+    with open(directory / END, 'w', encoding='utf-8', opener=private_files.opener) as file:
+        file.write(text.splitlines()[0] + '\n')
+
+
+def end_in(directory: Path) -> Optional[Tuple[str, float]]:
+    """Return how the run of these logs ended and when, in seconds since 1970. None: it has not, or it is not known."""
+    try:
+        path = directory / END
+        return path.read_text(encoding='utf-8', errors='replace').strip(), path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def is_held(directory: Path) -> bool:
@@ -53,4 +70,4 @@ def remove(directory: Path) -> None:
 
 
 def files(directory: Path) -> List[Path]:
-    return [*directory.glob('*.log'), *(directory / name for name in (POINTER, warn_once.FILE, LOCK))]
+    return [*directory.glob('*.log'), *(directory / name for name in (POINTER, END, warn_once.FILE, LOCK))]

@@ -11,10 +11,12 @@ from typing import Dict, Iterator, List, Tuple
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.launch.job import STOPPED
+from ding_store.launch.log_dir import end_in
 from ding_store.launch.log_lines import without_title
 from ding_store.launch.plot import POINTER
 from ding_store.launch.printing import print_to, printable
 from ding_store.launch.status import check_known, check_running, has_ended
+from ding_store.metrics.screen import plain
 from ding_store.run.ending import end_of
 from ding_store.run.session import RunSession
 from ding_store.storage.embedded.private_server import running
@@ -41,7 +43,9 @@ def runs_in(root: str) -> List[Path]:
 
 def _row_of(directory: Path) -> Tuple[str, str, str, str]:
     server = running(str(directory))
-    state = 'ended' if server is None else 'ending' if server.is_finished else 'running'
+    end = end_in(directory / 'logs')
+    over = 'ended' if end is None else plain(end[0].partition(':')[0])
+    state = over if server is None else 'ending' if server.is_finished else 'running'
     logs, pointer = directory / 'logs', directory / 'logs' / POINTER
     history = pointer.read_text(errors='replace').strip() if pointer.exists() else '-'
     return directory.name, state, str(logs) if logs.is_dir() else '-', history

@@ -7,16 +7,18 @@ import sys
 from typing import Any, Dict, Iterator, List
 
 from ding_store.config import StoreConfig
-from ding_store.doctor.finding import OK, WARN, Finding, to_json, to_table
+from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
+from ding_store.launch.core_use import CoreUse
 from ding_store.launch.printing import printable
 from ding_store.launch.status import Look, check_known, check_running
 from ding_store.metrics.slow import Answer, why_slow
+from ding_store.run.members import Members
 from ding_store.run.session import RunSession
 
 #: Seconds of the run that the shares are of.
 MEASURE_S = 5.0
-#: Processes per core that want to run, above which the cores are too busy.
-BUSY = 2.0
+#: A share of its time for which a process may wait for a core.
+BUSY = 0.2
 
 
 def show_why_slow(config: StoreConfig, as_json: bool) -> int:
@@ -24,25 +26,38 @@ def show_why_slow(config: StoreConfig, as_json: bool) -> int:
     check_running(config)
     with RunSession(config).store as store:
         check_known(store, config)
-        findings = findings_of(Look(store).read(MEASURE_S))
+        members = Members(store)
+        members.refresh()
+        use = CoreUse(member.pid for member in members.by_id.values() if member.host == os.uname().nodename)
+        findings = findings_of(Look(store).read(MEASURE_S), use)
     sys.stdout.write((to_json(findings) if as_json else printable(to_table(findings))) + '\n')
-    return int(any(finding.status == WARN for finding in findings))
+    return int(any(finding.status != OK for finding in findings))
 
 
-def findings_of(status: Dict[str, Any]) -> List[Finding]:
-    answers = [*why_slow(status), *_cores(status)]
-    return [Finding(each.name, WARN if each.fix else OK, each.found, each.fix) for each in answers]
+def findings_of(status: Dict[str, Any], use: CoreUse) -> List[Finding]:
+    answers = [*why_slow(status), *_cores(status, use)]
+    found = [Finding(one.name, _status_of(one), one.found, one.fix) for one in answers]
+    return sorted(found, key=lambda finding: (FAIL, WARN, OK).index(finding.status))
 
 
-def _cores(status: Dict[str, Any]) -> Iterator[Answer]:
+def _status_of(answer: Answer) -> str:
+    return FAIL if answer.fails else WARN if answer.fix else OK
+
+
+def _cores(status: Dict[str, Any], use: CoreUse) -> Iterator[Answer]:
     """Yield how busy the cores of this host are, if processes of the run are here."""
-    here = [each for each in status['members'] if each['state'] == 'alive' and each['host'] == os.uname().nodename]
+    shares, host = use.of(), os.uname().nodename
+    here = [
+        one for one in status['members'] if one['state'] == 'alive' and one['host'] == host and one['pid'] in shares
+    ]
     if not here:
         return
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    found = f'{load:.1f} processes want the {cores} cores of {os.uname().nodename}, {len(here)} of them of this run'
-    fix = (
-        'parts above take longer because they wait for a core: end other programs, start fewer collectors, or '
-        'export OMP_NUM_THREADS=1'
+    own = sum(shares[one['pid']].cpu for one in here)
+    slowest = max(here, key=lambda one: shares[one['pid']].wait)
+    waits = shares[slowest['pid']].wait
+    found = (
+        f'{use.host():.1f} of the {len(os.sched_getaffinity(0))} cores of {host} compute, {own:.1f} of them for this '
+        f'run. Its {slowest["role"]} (pid {slowest["pid"]}) waits for a core {min(waits, 1.0):.0%} of the time'
     )
-    yield Answer('cores', found, fix if load > BUSY * cores else '')
+    fix = 'end other programs, start fewer collectors, or export OMP_NUM_THREADS=1'
+    yield Answer('cores', found, fix if waits >= BUSY else '')

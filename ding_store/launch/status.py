@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Dict, Iterator, Optional
 
 from rich.console import Console
@@ -15,9 +16,10 @@ from rich.live import Live
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
+from ding_store.launch.log_dir import end_in
 from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
 from ding_store.metrics.record import part_shares, rates, samples_per_insert, shares
-from ding_store.metrics.screen import screen
+from ding_store.metrics.screen import duration, plain, screen
 from ding_store.run.ending import end_of
 from ding_store.run.history import history_of
 from ding_store.run.members import Member, Members
@@ -123,6 +125,14 @@ def check_running(config: StoreConfig, fix: str = 'Change to its directory, or n
         names = sorted(os.listdir(root)) if os.path.isdir(root) else []
         others = [name for name in names if running(os.path.join(root, name)) is not None]
         found = f'; running there: {", ".join(others)} (choose with --run)' if others else f'. {fix}'
+        end = end_in(Path(root, config.run or 'default', 'logs'))
+        if end is not None:
+            logs = f'ding-store logs --run {config.run or "default"} -n 50'
+            raise ConfigError(
+                f'run {config.run!r} in {root} {plain(end[0])} ({duration(max(time.time() - end[1], 0.0))} ago). '
+                f'What its processes printed: {logs}. The command that started it starts it again'
+                f'{found if others else ""}'
+            )
         raise ConfigError(f'run {config.run!r} is not running in {root}{found}')
     if server.is_finished:  # A new client would wait for its end, and then start an empty one.
         raise ConfigError(f'run {config.run!r} in {root} has ended. Start it again with ding-store run')
@@ -183,6 +193,7 @@ class Look:
             'streams': {name: asdict(stream) for name, stream in info.streams.items()},
             'values': info.values,
             'counters': info.counters,
+            'memory': {address: memory._asdict() for address, memory in info.memory.items()},
         }
         self._before = figures
         self._seen = {member.id: member.figures for member in self._members.by_id.values()}

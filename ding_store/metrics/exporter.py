@@ -52,6 +52,7 @@ class RunCollector(Collector):
             yield from self._of_run(status)
             yield from self._of_members(status['members'])
             yield from self._of_streams(status)
+            yield from self._of_servers(status['memory'])
 
     def _of_run(self, status: Status) -> Iterator[Metric]:
         figures = status['figures']
@@ -162,6 +163,12 @@ class RunCollector(Collector):
         limit = status['figures']['max_pending_bytes']
         limits = {} if limit is None else {(name,): limit for name in streams if is_experience(name)}
         yield self._gauge('stream_limit_bytes', 'Bytes that the stream may hold.', limits, 'stream')
+
+    def _of_servers(self, memory: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+        used = {(address,): each['used_bytes'] for address, each in memory.items()}
+        yield self._gauge('server_memory_bytes', 'Memory that the server uses.', used, 'server')
+        limits = {(address,): each['limit_bytes'] for address, each in memory.items() if each['limit_bytes']}
+        yield self._gauge('server_memory_limit_bytes', 'The maxmemory of the server.', limits, 'server')
 
     def _gauge(self, name: str, text: str, samples: Mapping[Any, float], *labels: str) -> Metric:
         return self._filled(GaugeMetricFamily(f'ding_store_{name}', text, labels=['run', *labels]), samples)

@@ -70,6 +70,9 @@ def _summary(status: Mapping[str, Any]) -> Table:
         _row(grid, 'policy', _policies(figures, rates.get('policy_version')))
     if any(map(is_experience, status['streams'])):
         _row(grid, 'stream', _stream(status['streams'], figures['max_pending_bytes']))
+    for address, memory in status['memory'].items():
+        if is_near(memory):
+            _row(grid, 'server', Text(f'{plain(address)} uses {_used(memory)}', style='bold yellow'))
     if figures['chunks_lost'] or figures['entries_corrupt']:
         lost = f'{number(figures["chunks_lost"])} chunks lost, {number(figures["entries_corrupt"])} corrupt'
         _row(grid, 'lost', Text(lost, style='bold red'))
@@ -94,10 +97,11 @@ def _state(status: Mapping[str, Any], up_s: Optional[float]) -> str:
 def _spent(role: str, shares: Mapping[str, float], checkpoints: Optional[float] = None) -> List[str]:
     """Return what a role spends its time on, the largest share first, without what is below half a percent."""
     known = {name: share for name, share in shares.items() if name.startswith(role)}
-    if checkpoints is not None:
-        known['checkpoints'] = checkpoints
     ordered = sorted(known.items(), key=lambda item: -item[1])
-    return [f'{PARTS.get(name, name)} {share:.0%}' for name, share in ordered if share >= 0.005]
+    texts = [f'{PARTS.get(name, name)} {share:.0%}' for name, share in ordered if share >= 0.005]
+    if checkpoints is not None and checkpoints >= 0.005:
+        texts.append(f'checkpoints have cost {checkpoints:.0%}')
+    return texts
 
 
 def _evaluation(figures: Mapping[str, Any]) -> str:
@@ -160,6 +164,21 @@ def _updates(figures: Mapping[str, Any]) -> Text:
     if counts.get('stragglers'):
         text.append(f' · {number(counts["stragglers"])} times without a straggler', style='bold yellow')
     return text
+
+
+def is_near(memory: Mapping[str, Optional[int]]) -> bool:
+    """Return whether a server (``memory`` of a status) is near its maxmemory."""
+    return bool(memory['limit_bytes']) and (memory['used_bytes'] or 0) >= NEAR * (memory['limit_bytes'] or 0)
+
+
+def _used(memory: Mapping[str, Any]) -> str:
+    limit = memory['limit_bytes']
+    return f'{size_of(memory["used_bytes"])}, no maxmemory' if limit is None else used_of(memory)
+
+
+def used_of(memory: Mapping[str, Any]) -> str:
+    """Return what a server with a maxmemory uses of it."""
+    return f'{size_of(memory["used_bytes"])} of its maxmemory of {size_of(memory["limit_bytes"])}'
 
 
 def is_experience(stream: str) -> bool:
@@ -358,6 +377,8 @@ def _internals(status: Mapping[str, Any]) -> RenderableType:
     table.add_column(no_wrap=True, style='dim')
     table.add_column(overflow='fold')
     _row(table, 'server', plain(status['server']))
+    for address, memory in status['memory'].items():
+        _row(table, f'memory {plain(address)}', _used(memory))
     for name, stream in status['streams'].items():
         held = stream['last'] - stream['floor']
         text = (

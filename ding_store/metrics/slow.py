@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, NamedTuple
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
 
 from ding_store.metrics.screen import (
     NEAR,
     duration,
     has_workers,
     is_experience,
+    is_near,
     number,
     plain,
     policy_age_s,
@@ -17,6 +18,7 @@ from ding_store.metrics.screen import (
     size_of,
     slow_reader,
     slowest_rank,
+    used_of,
     why,
 )
 
@@ -25,7 +27,11 @@ Status = Mapping[str, Any]
 #: A share of the time from which a part counts as large, and one from which a wait deserves an answer.
 LARGE, WAIT = 0.3, 0.3
 #: Shares from which publishing and checkpoints are worth a change.
-PUBLISH, CHECKPOINTS = 0.2, 0.1
+PUBLISH, CHECKPOINTS = 0.2, 0.05
+#: A share from which a run counts as stalled, if collectors append and the learner waits for so much of their time.
+STALLED = 0.9
+#: A step of an environment that takes so long does something else than to compute.
+SLOW_STEP_MS = 50.0
 #: A ratio of samples to inserts that is this share of its limit, or more, is stopped by it.
 AT_RATIO = 0.9
 #: Below this share of training, a learner could train more.
@@ -37,32 +43,46 @@ MAX_FULL = 3
 
 
 class Answer(NamedTuple):
-    """One line of the answer. ``fix`` is empty if nothing must be changed."""
+    """One line of the answer. ``fix`` is empty if nothing must be changed. ``fails``: the run stands still."""
 
     name: str
     found: str
     fix: str = ''
+    fails: bool = False
 
 
 def why_slow(status: Status) -> List[Answer]:
     """
     Overview:
-        Return what a status says about the speed of its run, the most important first.
+        Return what a status says about the speed of its run: first what stops it, then what should be changed.
     Arguments:
         - status (:obj:`Mapping`): See docs/reference/status-json.md. Its shares are of the last seconds.
     """
     ended = list(_end(status))
     if ended:
         return ended
-    return [
+    answers = [
+        *_stalled(status),
         *_members(status),
         *_losses(status),
-        *_learner(status),
         *_ranks(status),
-        *_collectors(status),
+        *_learner(status),
         *_policy(status),
         *_limits(status),
+        *_servers(status),
+        *_collectors(status),
     ]
+    answers = answers if any(answer.fix for answer in answers) else [*answers, *_pace(status)]
+    return sorted(answers, key=lambda answer: (not answer.fails, not answer.fix))
+
+
+def _stalled(status: Status) -> Iterator[Answer]:
+    """Yield an answer if collectors wait for room in a full stream while the learner waits for them."""
+    shares, full = status['shares'], _full(status)
+    waits = min(shares.get('learner_wait_experience', 0.0), shares.get('collector_append', 0.0))
+    if full and waits >= STALLED:
+        found = f'nothing moves: collectors wait for room in {plain(full[0])}, and the learner waits for experience'
+        yield Answer('stalled', found, _fix_of_full(status, full[0]), fails=True)
 
 
 def _end(status: Status) -> Iterator[Answer]:
@@ -125,14 +145,18 @@ def _learner(status: Status) -> Iterator[Answer]:
     if is_worker:
         yield Answer('worker', f'worker 0 makes {rate:.3g} iterations per second')
     else:
-        parts = ', '.join(f'{LEARNER_TEXTS.get(name, name)} {share:.0%}' for name, share in known.items())
+        texts = {**LEARNER_TEXTS, 'train': f'trains{_per_iteration(known.get("train"), rate)}'}
+        parts = ', '.join(f'{texts.get(name, name)} {share:.0%}' for name, share in known.items())
         yield Answer('learner', f'{parts}, the rest of its loop {rest:.0%}')
     if known.get('wait_experience', 0.0) >= WAIT:
         yield _starved(status, known['wait_experience'])
     limit = figures['samples_per_insert']
     if _is_at_ratio(status) and known.get('wait_experience', 0.0) < WAIT:
         train = known.get('train', 0.0)
-        found = f'samples_per_insert={limit:g} permits no more training, which takes {train:.0%} of the learner'
+        found = (
+            f'samples_per_insert={limit:g} permits no more training: each row is sampled {limit:g} times, and the '
+            f'learner trains {train:.0%} of its time'
+        )
         fix = f'raise store.samples_per_insert (now {limit:g}) if rows may be used more often'
         yield Answer('ratio', found, fix if train < IDLE else '')
     if known.get('sample', 0.0) >= LARGE:
@@ -187,9 +211,25 @@ def _starved(status: Status, share: float) -> Answer:
     fix = f'add collectors, or environments to each: {_join(status)}'
     slow = shares.get('collector_environment', 0.0)
     if slow >= LARGE:
-        found = f'{found}: collectors spend {slow:.0%} of theirs on steps of environments'
+        step_ms = _step_ms(status)
+        each = '' if step_ms is None else f', {step_ms:.3g} ms each'
+        found = f'{found}: collectors spend {slow:.0%} of theirs on steps of environments{each}'
+        if step_ms is not None and step_ms >= SLOW_STEP_MS:
+            first = 'make the environments faster: do they render, sleep or ask another machine?'
+            return Answer('starved', found, f'{first} Or {fix}')
         return Answer('starved', found, f'{fix}. Or make the environments faster')
     return Answer('starved', f'{found}: {number(count)} collector{"" if count == 1 else "s"} cannot make more', fix)
+
+
+def _per_iteration(share: Optional[float], rate: Optional[float]) -> str:
+    """Return the time of one iteration in brackets, or '' if it is not known."""
+    return f' ({1e3 * share / rate:.3g} ms per iteration)' if share and rate else ''
+
+
+def _step_ms(status: Status) -> Optional[float]:
+    """Return the milliseconds that a collector takes for one step of an environment."""
+    share, rate = status['shares'].get('collector_environment', 0.0), status['rates_per_s']['env_step']
+    return 1e3 * share * status['figures']['num_collectors'] / rate if share and rate else None
 
 
 def _is_at_ratio(status: Status) -> bool:
@@ -205,9 +245,15 @@ def _collectors(status: Status) -> Iterator[Answer]:
     parts = ', '.join(f'{COLLECTOR_TEXTS.get(name, name)} {share:.0%}' for name, share in known.items())
     others = 'policy and the rest' if 'environment' in known else 'environments and policy'
     yield Answer('collectors', f'{parts}, {others} {rest:.0%}')
-    is_learner_busy = status['shares'].get('learner_wait_experience', 1.0) < WAIT
-    if known.get('wait_learner', 0.0) >= WAIT and is_learner_busy:
-        found = f'the learner sets the pace: collectors wait for it {known["wait_learner"]:.0%} of their time'
+
+
+def _pace(status: Status) -> Iterator[Answer]:
+    """Yield what sets the pace of a run that has no fault."""
+    shares = status['shares']
+    waits = shares.get('collector_wait_learner', 0.0)
+    if waits >= WAIT and shares.get('learner_wait_experience', 1.0) < WAIT:
+        time = _per_iteration(shares.get('learner_train'), status['rates_per_s']['train_iter'])
+        found = f'the learner sets the pace by its training{time}: collectors wait for it {waits:.0%} of their time'
         limit = status['figures']['samples_per_insert']
         if limit:
             fix = f'use a faster device or fewer collectors, or lower store.samples_per_insert (now {limit:g})'
@@ -227,6 +273,11 @@ def _ranks(status: Status) -> Iterator[Answer]:
     found = f'learners wait up to {slow.wait:.0%} of their time for {rank}, which ' + ', '.join(parts)
     if shares.get('wait_experience', 0.0) >= WAIT:
         fix = 'its partition gets less experience: use more collectors or environments than learners'
+    elif rest >= LARGE:
+        fix = (
+            f'profile its loop, e.g. with py-spy dump --pid {slow.member["pid"]}: the script does something in this '
+            'rank outside of the parts above. Else let no other program use its cores'
+        )
     else:
         fix = 'let no other program use its cores, and profile its loop if the script does more in that rank'
     yield Answer('ranks', f'{found}, the rest of its loop {rest:.0%}', fix)
@@ -286,11 +337,22 @@ def _limits(status: Status) -> Iterator[Answer]:
     full = _full(status)
     for name in full[:MAX_FULL]:
         found = f'{plain(name)} holds {size_of(partitions[name]["pending_bytes"])} of {size_of(limit)}'
-        yield Answer('stream', f'{found}: collectors will wait for room', _fix_of_full(status, name))
+        waits = 'wait' if status['shares'].get('collector_append', 0.0) >= WAIT else 'will wait'
+        yield Answer('stream', f'{found}: collectors {waits} for room', _fix_of_full(status, name))
     if not full:
         name, stream = max(partitions.items(), key=lambda item: item[1]['pending_bytes'])
         what = 'the experience stream' if len(partitions) == 1 else f'{plain(name)}, the fullest partition,'
         yield Answer('stream', f'{what} holds {size_of(stream["pending_bytes"])} of {size_of(limit)}')
+
+
+def _servers(status: Status) -> Iterator[Answer]:
+    for address, memory in status['memory'].items():
+        if memory['limit_bytes'] is not None:
+            fix = (
+                'raise it: redis-cli config set maxmemory BYTES, or in the settings of the service. Or let less wait '
+                'in streams: lower --set max_pending_bytes'
+            )
+            yield Answer('memory', f'{plain(address)} uses {used_of(memory)}', fix if is_near(memory) else '')
 
 
 LEARNER_TEXTS = {

@@ -135,6 +135,13 @@ class StreamInfo:
     host: str = ''  # all readers are on it: payloads go through its shared memory; '': through Redis
 
 
+class ServerMemory(NamedTuple):
+    """Memory of one server: what it uses, and its ``maxmemory``, or None if it has none."""
+
+    used_bytes: int
+    limit_bytes: Optional[int] = None
+
+
 @dataclass
 class StoreInfo:
     """State of a store, for people and for ``ding-store status``."""
@@ -145,3 +152,4 @@ class StoreInfo:
     streams: Dict[str, StreamInfo] = field(default_factory=dict)
     values: Dict[str, int] = field(default_factory=dict)  # name -> newest version
     counters: Dict[str, int] = field(default_factory=dict)
+    memory: Dict[str, ServerMemory] = field(default_factory=dict)  # address of each server that says it -> its memory

@@ -5,6 +5,7 @@ import time
 import pytest
 
 from ding_store import cli
+from ding_store.launch.log_dir import note_end
 from ding_store.launch.plot import note_history
 from ding_store.launch.runs import STOPPED, Logs
 from ding_store.run.ending import FINISH, end_of
@@ -68,6 +69,18 @@ def test_ls_lists_runs_with_their_files(logs, tmp_path, capsys):
     assert rows[1] == ['empty', 'ended', '-', '-']
     assert [*rows[2][:2], rows[2][3]] == ['pong', 'ended', '/exp/metrics.jsonl']
     assert rows[2][2].endswith('.ding_store/pong/logs')
+
+
+def test_look_at_a_run_that_has_failed_says_why(logs, capsys):
+    note_end(logs, 'failed: evaluator (node 1, pid 7) failed with exit code 1')
+    for command in ('status', 'doctor'):
+        assert cli.main([command, '--run', 'pong']) == 2
+        error = capsys.readouterr().err
+        assert "run 'pong' in " in error
+        assert 'failed: evaluator (node 1, pid 7) failed with exit code 1 (0s ago)' in error
+        assert 'ding-store logs --run pong -n 50' in error
+    assert cli.main(['ls']) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ['pong', 'failed']
 
 
 def test_ls_of_a_redis_server_is_refused(capsys):

@@ -1,14 +1,17 @@
 """Why a run is slow: each answer is provoked by the reports of a run that has this fault."""
 
+import io
 import json
 import re
 import time
 
 import pytest
+from rich.console import Console
 
 from ding_store import cli
 from ding_store.launch.status import Look
-from ding_store.metrics.slow import why_slow
+from ding_store.metrics.screen import screen
+from ding_store.metrics.slow import Answer, why_slow
 from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.run.time_spent import TimeSpent
 from ding_store.storage import open_store
@@ -69,7 +72,7 @@ RATIO = dict(samples_per_insert=8.0, sampled=790, rows=100)
         ('ingest', 'middleware', dict(learner=dict(ingest=5.0, train=3.0))),
         ('weights', 'weights_dtype', dict(learner=dict(publish=3.0, train=5.0))),
         ('rest', 'profile', dict(learner=dict(train=2.0))),
-        ('checkpoints', 'max_overhead', dict(checkpoint_overhead=0.2)),
+        ('checkpoints', 'max_overhead', dict(checkpoint_overhead=0.08)),
         ('checkpoints', 'max_overhead', dict(learner=dict(checkpoint=4.0, train=3.0))),
         ('pace', 'train_ratio=free', dict(collector=dict(wait_learner=8.0))),
         ('lost', 'Redis keeps its data', dict(lost=3)),
@@ -105,6 +108,38 @@ def test_full_stream_names_a_reader_that_does_not_read(store):
     starved = answers(store, learner=STARVED, collector=dict(append=9.0))['starved']
     assert 'wait for room in experience' in starved.found
     assert starved.fix == fix
+
+
+def test_run_in_which_nothing_moves_fails(store):
+    for reader in ('learner', 'recorder'):
+        store.register('experience', reader)
+    store.append('experience', {'text': 'x' * 2000}, {})
+    found = answers(store, learner=dict(wait_experience=9.8, train=0.0), collector=dict(wait_learner=0.0, append=9.9))
+    assert next(iter(found)) == 'stalled'
+    assert found['stalled'].fails
+    assert 'reader recorder' in found['stalled'].fix
+    assert [name for name, answer in found.items() if answer.fails] == ['stalled']
+
+
+def test_step_of_an_environment_that_takes_long_is_named_with_its_time(store):
+    # 10 seconds in which one collector makes 50 steps.
+    fault = dict(learner=STARVED, collector=dict(wait_learner=0.0, append=0.0, environment=9.0))
+    look = Look(store)
+    for up_s, share in ((100.0, 0.0), (110.0, 1.0)):
+        report(store, 'learner', {**LEARNER, **fault['learner']}, up_s, share, **FIGURES, env_step=int(5 * up_s))
+        report(store, 'collector', {**COLLECTOR, **fault['collector']}, up_s, share, 2, env_step=int(5 * up_s))
+        status = look.read(0.0)
+    answer = {answer.name: answer for answer in why_slow(status)}['starved']
+    assert '180 ms each' in answer.found
+    assert answer.fix.startswith('make the environments faster')
+
+
+def test_what_must_be_changed_comes_first_and_pace_only_alone(store):
+    fault = dict(collector=dict(wait_learner=8.0))
+    assert list(answers(store, **fault))[0] == 'pace'
+    found = answers(store, **fault, checkpoint_overhead=0.2)
+    assert list(found)[0] == 'checkpoints'
+    assert 'pace' not in found
 
 
 def test_each_partition_near_its_limit_is_named(store):
@@ -143,6 +178,7 @@ def test_slowest_of_several_learners_is_named_with_what_it_does(store):
     assert answer.found.startswith('learners wait up to 70% of their time for rank 2 ')
     assert 'trains 80%' in answer.found
     assert 'cores' in answer.fix
+    assert 'py-spy dump --pid' in ranks(store, [7.0, 6.5, 0.5], train=1.0)['ranks'].fix
 
 
 def test_learner_that_waits_for_its_partition_is_named(store):
@@ -168,7 +204,7 @@ def policies(store, lag):
 
 
 def test_policy_that_is_older_than_a_few_chunks_is_named(store):
-    assert policies(store, lag=10) == ('policy', 'the oldest policy of a collector is 10 versions (1s) behind', '')
+    assert policies(store, lag=10) == Answer('policy', 'the oldest policy of a collector is 10 versions (1s) behind')
     answer = policies(store, lag=400)
     assert '400 versions (40s) behind, and a collector makes a chunk in 0.5 s' in answer.found
     assert 'PeriodicalModelExchanger' in answer.fix
@@ -239,6 +275,29 @@ def test_doctor_of_a_run_prints_findings(redis_server, capsys, monkeypatch):
         assert {'name', 'status', 'found', 'fix'} == set(json.loads(capsys.readouterr().out)[0])
         assert cli.main([*arguments[:-1], 'none']) == 2
         store.retire()
+
+
+def test_server_near_its_maxmemory_is_named(redis_server):
+    client = redis_server.client()
+    try:
+        with open_store(redis_server.url, run='full-server', stream_options=STREAM_OPTIONS) as store:
+            look = Look(store)
+            report(store, 'learner', LEARNER, 5.0, 1.0, **FIGURES)
+            ((address, memory),) = look.read(0.0)['memory'].items()
+            assert redis_server.url.endswith(address)
+            assert memory['limit_bytes'] is None
+            for ratio, is_near in ((100.0, False), (1.1, True)):
+                client.config_set('maxmemory', int(ratio * client.info('memory')['used_memory']))
+                status = look.read(0.0)
+                (answer,) = (each for each in why_slow(status) if each.name == 'memory')
+                assert f'{address} uses ' in answer.found
+                assert bool(answer.fix) == is_near
+                shown = io.StringIO()
+                Console(file=shown, width=150).print(screen(status))
+                assert ('of its maxmemory of' in shown.getvalue()) == is_near
+            store.retire()
+    finally:
+        client.config_set('maxmemory', 0)
 
 
 def test_time_spent_has_parts_and_the_part_that_runs_now():

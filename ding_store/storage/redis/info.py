@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
-from ding_store.storage.base import StreamInfo
+from ding_store.storage.base import ServerMemory, StreamInfo
 from ding_store.storage.redis.keys import RunKeys
+from ding_store.storage.redis.server_checks import facts_of
 from ding_store.storage.redis.server_session import ServerSession
 
 Hash = Mapping[bytes, bytes]
+
+
+def read_memory(session: ServerSession) -> Dict[str, ServerMemory]:
+    """Return the memory of the server by its address, or nothing if it does not say it, as some services do."""
+    facts = facts_of(session.ask(('INFO', 'memory'))[0])
+    used, limit = facts.get('used_memory', ''), facts.get('maxmemory', '')
+    if not used.isdigit():
+        return {}
+    where = session.client.get_connection_kwargs()
+    address = where.get('path') or f'{where["host"]}:{where["port"]}'
+    return {address: ServerMemory(int(used), int(limit) if limit.isdigit() and int(limit) else None)}
 
 
 def read_streams(session: ServerSession, keys: RunKeys) -> Dict[str, StreamInfo]:

@@ -29,7 +29,7 @@ from ding_store.storage.redis.appends import RedisAppends
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.entries import RedisEntries
 from ding_store.storage.redis.groups import Group
-from ding_store.storage.redis.info import read_counters, read_stream, read_streams, read_values
+from ding_store.storage.redis.info import read_counters, read_memory, read_stream, read_streams, read_values
 from ding_store.storage.redis.keys import RunKeys, generation_key
 from ding_store.storage.redis.notifications import RedisNotifications
 from ding_store.storage.redis.parts import Parts
@@ -203,7 +203,8 @@ class RedisServer(Server):
         def read(session: ServerSession) -> StoreInfo:
             streams, values = read_streams(session, self.keys), read_values(session, self.keys)
             server, counters = session.generation.server, read_counters(session, self.keys)
-            return StoreInfo(self.address, self._run_name, server, streams, values, counters)
+            memory = read_memory(session)
+            return StoreInfo(self.address, self._run_name, server, streams, values, counters, memory)
 
         return self.connection.call('info', read)
 

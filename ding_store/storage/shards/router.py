@@ -203,6 +203,7 @@ class Router(Server):
             found.streams.update(info.streams)
             found.values.update(info.values)
             found.counters.update(info.counters)
+            found.memory.update(info.memory)
         return found
 
     def flush(self) -> None:
