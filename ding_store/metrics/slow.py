@@ -58,11 +58,10 @@ def why_slow(status: Status) -> List[Answer]:
     Arguments:
         - status (:obj:`Mapping`): See docs/reference/status-json.md. Its shares are of the last seconds.
     """
-    ended = list(_end(status))
+    ended, stalled = list(_end(status)), list(_stalled(status))
     if ended:
-        return ended
+        return [*ended, *(_members(status) if status['failed'] else ())]
     answers = [
-        *_stalled(status),
         *_members(status),
         *_losses(status),
         *_ranks(status),
@@ -73,6 +72,7 @@ def why_slow(status: Status) -> List[Answer]:
         *_collectors(status),
     ]
     answers = answers if any(answer.fix for answer in answers) else [*answers, *_pace(status)]
+    answers = [*stalled, *(answer for answer in answers if answer.fix not in {one.fix for one in stalled})]
     return sorted(answers, key=lambda answer: (not answer.fails, not answer.fix))
 
 
