@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Dict
 
 from ding_store.file_systems import shared_at
 
@@ -19,3 +20,8 @@ def local_tmp() -> str:
         return given
     _logger.info(f'TMPDIR {given!r} is on {shared.kind}, which other hosts may share: sockets go to {_LOCAL}')
     return _LOCAL
+
+
+def with_local_tmp() -> Dict[str, str]:
+    """Return the environment of this process, with ``local_tmp`` as TMPDIR."""
+    return {**os.environ, 'TMPDIR': local_tmp()}
