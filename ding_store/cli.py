@@ -902,9 +902,11 @@ def _run(options: argparse.Namespace, command: List[str]) -> int:
         raise ConfigError('no command given: put it after --, e.g. ding-store run -- python -u main.py')
     from ding_store.hook.install import SITE
     from ding_store.launch.command import run_command
+    from ding_store.launch.platforms import check_platform
 
     environment = _environment(options, shared=False)
-    StoreConfig.from_block({}, environment=environment)  # refuses wrong settings before the command starts
+    config = StoreConfig.from_block({}, environment=environment)  # refuses wrong settings before the command starts
+    check_platform(command, config.url)
     with uses() as used:
         write_environment(replace(environment, uses=used.path), SITE)
         code = run_command(command)

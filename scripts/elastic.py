@@ -61,6 +61,14 @@ class Run:
         with RunSession(self.config).store as store:
             yield Look(store)
 
+    def wait_for(self, number: int, look: Look) -> None:
+        """Wait until this many collectors have sent rows."""
+        deadline = time.monotonic() + DEADLINE_S
+        while sum(bool(member['figures'].get('rows')) for member in collectors_of(look.read(0.0))) < number:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < deadline, f'no {number} collectors within {DEADLINE_S:g} s: {self.text}'
+            time.sleep(0.02)
+
     def command(self, *words: str) -> None:
         command = [sys.executable, '-m', 'ding_store.cli', *words, '--run', 'r']
         subprocess.run(command, cwd=self.directory, env=self.environment, check=True, stdout=subprocess.DEVNULL)
@@ -123,13 +131,10 @@ def show_scale() -> Dict[str, Any]:
     """Print the seconds from the end of `ding-store scale` to the first chunk of the new collector."""
     with running('learner=1,collector=1', '--collect-s', '0.05') as run:
         with run.look() as look:
-            while not any(m['figures'].get('rows') for m in collectors_of(look.read(0.0))):
-                time.sleep(0.1)
+            run.wait_for(1, look)
             run.command('scale', 'collector=2')
             begin = time.monotonic()
-            while sum(bool(m['figures'].get('rows')) for m in collectors_of(look.read(0.0))) < 2:
-                assert time.monotonic() - begin < DEADLINE_S, run.text
-                time.sleep(0.02)
+            run.wait_for(2, look)
             found = {'seconds': round(time.monotonic() - begin, 2), 'goal': 5.0}
         run.stop()
     print(found)
@@ -140,8 +145,7 @@ def steps_per_s(seconds: float, every_s: float, number: int) -> Dict[str, float]
     """Return the env steps/s of a run, all of whose collectors are killed every ``every_s`` seconds. 0: never."""
     with running(f'learner=1,collector={number}', '--collect-s', '0.2') as run:
         with run.look() as look:
-            while len([m for m in collectors_of(look.read(0.0)) if m['figures'].get('rows')]) < number:
-                time.sleep(0.1)
+            run.wait_for(number, look)
             first, begin, kills = look.read(0.0)['figures']['rows_ingested'], time.monotonic(), 0
             kill_at = begin + every_s
             while time.monotonic() - begin < seconds:

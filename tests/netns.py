@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from typing import Any, Callable, Dict, List, Optional
 
@@ -22,6 +23,23 @@ def why_not() -> Optional[str]:
 def ip(*arguments: str) -> None:
     done = subprocess.run(['ip', *arguments], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, f'ip {" ".join(arguments)}: {done.stderr.strip()}'
+
+
+def enter(namespace: str) -> None:
+    """Move this thread to a namespace by its name."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open(f'/var/run/netns/{namespace}') as file:
+        if libc.setns(file.fileno(), CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), f'setns to {namespace}')
+
+
+def ding_store_at(namespace: str, *arguments: str) -> int:
+    """Run ``ding-store ARGUMENTS`` in a namespace. For ``zygote.call``."""
+    from ding_store.cli import main
+
+    enter(namespace)
+    sys.argv = ['ding-store', *arguments]
+    return main(arguments)
 
 
 class Network:
@@ -75,10 +93,7 @@ class Network:
 
     def enter(self, host: str) -> None:
         """Move this thread to a host: the sockets that it makes from now on are there."""
-        libc = ctypes.CDLL(None, use_errno=True)
-        with open(f'/var/run/netns/{self._namespaces[host]}') as namespace:
-            if libc.setns(namespace.fileno(), CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), f'setns to {host}')
+        enter(self._namespaces[host])
 
     def at(self, host: str, work: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """``work``, to be run on a host in a process of its own."""

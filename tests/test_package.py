@@ -332,9 +332,11 @@ TOUCH_VARIABLES: Dict[str, str] = {
     'doctor/machine_checks.py': 'OMP_NUM_THREADS: one of the checks',
     'hook/site/sitecustomize.py': 'DING_STORE_HOOK: runs in each Python, before this package can be imported',
     'launch/job.py': 'OMP_NUM_THREADS: a default for the roles',
+    'launch/platforms.py': 'DI_RANK, SLURM_PROCID and others: what platforms tell ditask',
     'launch/role_process.py': 'CUDA_VISIBLE_DEVICES of a role without a GPU, PYTHONPATH of a new interpreter',
     'learners/data_parallel_rendezvous.py': 'GLOO_SOCKET_IFNAME: the network interface, as torch reads it',
     'run/torchrun.py': 'RANK, WORLD_SIZE: what torchrun tells its workers',
+    'storage/embedded/local_tmp.py': 'TMPDIR: a place for sockets',
     'storage/embedded/supervisor/sockets.py': 'TMPDIR: a place for sockets',
 }
 #: Modules that read the variables of ding_store -> the entry point that passes them on.

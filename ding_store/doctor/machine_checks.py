@@ -83,8 +83,8 @@ def check_shared_file_systems(find: Callable[[str], Optional[FileSystem]] = shar
     found = []
     shared = find(tempfile.gettempdir())
     if shared is not None:
-        text = f'{tempfile.gettempdir()} is on {shared.kind}: no sockets and caches of one host belong there'
-        found.append(Finding('TMPDIR', FAIL, text, 'set TMPDIR to a directory of this host, such as /tmp'))
+        text = f'{tempfile.gettempdir()} is on {shared.kind}: sockets go to /tmp, temporary files are slow there'
+        found.append(Finding('TMPDIR', WARN, text, 'set TMPDIR to a directory of this host, such as /tmp'))
     shared = find(os.getcwd())
     if shared is not None:
         text = f'{os.getcwd()} is on {shared.kind}: embedded:// and a replay with a path would be slow there'
@@ -98,9 +98,10 @@ def check_shared_file_systems(find: Callable[[str], Optional[FileSystem]] = shar
 
 def make_and_remove_socket_directory() -> str:
     """Call the function of the embedded store, so that the check has the same outcome."""
+    from ding_store.storage.embedded.local_tmp import local_tmp
     from ding_store.storage.embedded.supervisor import sockets
 
-    directory = sockets.make_socket_directory()
+    directory = sockets.make_socket_directory(local_tmp())
     sockets.remove_socket_directory(os.path.join(directory, sockets.REDIS))
     return directory
 

@@ -81,7 +81,7 @@ class Agent(Job):
             check_running(self.config, 'Start it with ding-store run, or wait for it with --wait')
         with RunSession(self.config).store as store:
             end = end_of(store)
-            if end is not None:
+            if end is not None and not (self.waits and end.failed):
                 raise ConfigError(f'run {self.config.run!r} has ended: {end.reason}')
             found = None if self.waits else living(store, self.config)
             check_format(store)
@@ -89,13 +89,20 @@ class Agent(Job):
         return None if found is None else found.epoch
 
     def _wait_for_launcher(self, health: Health) -> None:
-        """Wait until the launcher has decided how many learners and collectors the run has, or the run has ended."""
+        """
+        Wait until the launcher has decided how many learners and collectors the run has, or the run has ended in order.
+        A launcher that resumes a failed run deletes its end.
+        """
         with RunSession(self.config).store as store:
             has_waited = False
-            while target_of(store) is None and end_of(store) is None:
+            while True:
+                end = end_of(store)
+                if (target_of(store) is not None and end is None) or (end is not None and not end.failed):
+                    break
                 if not has_waited:
                     has_waited = True
-                    self.say(f'waiting for the launcher of run {self.config.run!r}')
+                    ended = '' if end is None else f', which has ended: {end.reason}'
+                    self.say(f'waiting for the launcher of run {self.config.run!r}{ended}')
                 health.beat()
                 time.sleep(SLICE_S)
             self.num_running_learners = num_learners_of(store)

@@ -8,6 +8,7 @@ from typing import Collection, List
 
 from ding_store.run.lease import SINGLE_ROLES, START_S, Lease, Owner
 from ding_store.run.members import Members
+from ding_store.storage.embedded.local_tmp import local_tmp
 from ding_store.storage.embedded.supervisor.sockets import make_socket_directory
 from ding_store.storage.store import Store
 
@@ -22,7 +23,7 @@ FIRST_JOINED_ID = 100
 
 def new_addresses(count: int) -> List[str]:
     """Return addresses of sockets in a new directory of this user only: DI-engine unpickles all that arrives there."""
-    directory = make_socket_directory()
+    directory = make_socket_directory(local_tmp())
     return [f'ipc://{directory}/{i}.ipc' for i in range(count)]
 
 

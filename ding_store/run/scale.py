@@ -111,6 +111,8 @@ class Seat:
         self._owner = Owner.this_process()
         self._others: Dict[int, Lease] = {}
         self._seen_alive: Set[Tuple[int, str]] = set()  # numbers and owners of seats that were renewed before our eyes
+        taken = [name[len(_HOST) :] for name in store.info().values if name.startswith(_HOST)]
+        self._highest = max((int(number) for number in taken if number.isascii() and number.isdigit()), default=0)
         self._sit_down()
 
     def _sit_down(self) -> None:
@@ -148,12 +150,14 @@ class Seat:
     def _share(self, number: int, is_certain: bool) -> int:
         hosts: List[Host] = []
         own = i = 0
-        while i <= self._number or self._look(i) is not None:  # a failover may have lost one below
+        # A failover may have lost one between two others. A host that died does not put it again.
+        while i <= max(self._number, self._highest) or self._look(i) is not None:
             found = self._host if i == self._number else self._living(i, is_certain)
             if found is not None:
                 own = len(hosts) if i == self._number else own
                 hosts.append(found)
             i += 1
+        self._highest = i - 1
         return shares_of(number, hosts)[own]
 
     def _lease_of(self, number: int) -> Lease:

@@ -7,6 +7,8 @@ import signal
 import pytest
 from jobs import TINY, ding_store, job, records, status, table
 
+from ding_store.config import StoreConfig
+from ding_store.run.ending import FINISH, clear_ended_run
 from ding_store.run.scale import Target, put_target
 from ding_store.run.several_learners import decide_num_learners
 from ding_store.storage import open_store
@@ -146,6 +148,10 @@ def test_joined_host_starts_its_share_and_leaves_in_order(tmp_path):
 
 
 def test_host_that_waits_learns_the_number_of_learners(tmp_path):
+    url = embedded_url(f'{tmp_path}/.ding_store')
+    with open_store(url, 'r') as store:  # an earlier job of this name was interrupted, as before a requeue
+        put_target(store, Target(1, 1, 10))
+        store.decide(FINISH, {'reason': 'interrupted', 'failed': True, 'parent': None}, 0)
     (tmp_path / 'main.py').write_text(
         'import os, signal\n'
         "print(os.environ.get('DING_STORE_LEARNERS'), file=open('learners', 'w'), flush=True)\n"
@@ -153,9 +159,11 @@ def test_host_that_waits_learns_the_number_of_learners(tmp_path):
     )
     options = ['--wait', '--role', 'collector', '--capacity', 1, '--run', 'r', '--', 'python', 'main.py']
     with job(ding_store('join', *options), tmp_path, name='agent') as agent:
-        agent.wait_for(lambda: "waiting for the launcher of run 'r'" in agent.text, 'the agent')
-        with open_store(embedded_url(f'{tmp_path}/.ding_store'), 'r') as store:
+        waits = "waiting for the launcher of run 'r', which has ended: interrupted"
+        agent.wait_for(lambda: waits in agent.text, 'the agent')
+        with open_store(url, 'r') as store:
             decide_num_learners(store, 2, started=2)  # as a launcher does, which it does before it puts the target
+            clear_ended_run(store, StoreConfig(url=url, run='r'))
             put_target(store, Target(1, 1, 10))
             known = tmp_path / 'learners'
             agent.wait_for(lambda: known.exists() and known.read_text().endswith('\n'), 'a collector')

@@ -3,12 +3,12 @@ The manifests of ops/kubernetes: valid, consistent, and their commands run as pr
 controller would do, such as to replace a pod, the test does.
 """
 
+import ast
 import functools
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 import redis
 import yaml
 from jobs import ROOT, TINY, ding_store, job, status
+from netns import Network, why_not
 from redis_server import WAIT_S, find_binary, left_by_runs
 
 from ding_store.storage.testing import eventually
@@ -175,8 +176,48 @@ def test_security_page_and_manifests_give_the_same_rights():
             assert f'user ding on >CHANGE-ME {rights}' in secret['stringData']['users.acl']
 
 
+#: The fields that DI-orchestrator's CRD has around the pods. The pods themselves are Kubernetes' own.
+DIJOB_SPEC = {
+    'type': 'object',
+    'additionalProperties': False,
+    'required': ['tasks'],
+    'properties': {
+        'backoffLimit': {'type': 'integer'},
+        'cleanPodPolicy': {'enum': ['Running', 'All', 'None']},
+        'group': {'type': 'string'},
+        'preemptible': {'type': 'boolean'},
+        'priority': {'enum': ['normal', 'high']},
+        'tasks': {
+            'type': 'array',
+            'items': {
+                'type': 'object',
+                'additionalProperties': False,
+                'properties': {
+                    'name': {'type': 'string'},
+                    'type': {'enum': ['learner', 'collector', 'evaluator', 'none']},
+                    'replicas': {'type': 'integer', 'minimum': 1},
+                    'template': {'type': 'object'},
+                },
+            },
+        },
+    },
+}
+
+
+def test_dijob_has_the_fields_of_its_definition():
+    jsonschema = pytest.importorskip('jsonschema')
+    validate = pytest.importorskip('kubernetes_validate')
+    made = yaml.safe_load((KUBERNETES / 'dijob.yaml').read_text())
+    jsonschema.validate(made['spec'], DIJOB_SPEC)
+    for task in made['spec']['tasks']:
+        pod = {'apiVersion': 'v1', 'kind': 'PodTemplate', 'metadata': {'name': 'pod'}, 'template': task['template']}
+        validate.validate(pod, '1.25', strict=True)
+        for container in task['template']['spec']['containers']:
+            mounted = {mount['name'] for mount in container['volumeMounts']}
+            assert mounted == {volume['name'] for volume in task['template']['spec']['volumes']}
+
+
 def test_dijob_has_its_tasks_in_the_order_of_node_ids():
-    """Its CRD is not here: the fields are those of DI-orchestrator's samples."""
     made = yaml.safe_load((KUBERNETES / 'dijob.yaml').read_text())
     assert (made['apiVersion'], made['kind']) == ('diengine.opendilab.org/v2alpha1', 'DIJob')
     assert [task['type'] for task in made['spec']['tasks']] == ['learner', 'evaluator', 'collector']
@@ -205,16 +246,21 @@ def test_dockerfile_has_what_the_manifests_need():
 
 
 class Cluster:
-    """What a cluster gives to containers: settings, secrets, volumes, and Redis at its address."""
+    """
+    What a cluster gives to containers: settings, secrets, volumes, a network namespace each, and Redis at its address.
+    """
 
-    def __init__(self, directory):
-        self.directory, self.objects = directory, rendered('single')
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            self.port = free.getsockname()[1]
+    #: The pods of the test, in the order in which it starts them, and Redis first.
+    PODS = ('redis', 'collector-1', 'collector-2', 'evaluator-3', 'learner-4', 'collector-5', 'collector-6')
+
+    def __init__(self, directory, network):
+        self.directory, self.network, self.objects = directory, network, rendered('single')
+        # The test itself is in no namespace of the cluster, so it uses Redis through its directory.
+        self.socket = str(directory / 'redis.sock')
+        self.inspecting_url = f'unix://ding:{PASSWORD}@{self.socket}'
         secret = of_kind(self.objects, 'Secret')['ding-store']['stringData']
         secret = {name: text.replace('CHANGE-ME', PASSWORD) for name, text in secret.items()}
-        self.url = secret['DING_STORE_URL'].replace('redis:6379', f'127.0.0.1:{self.port}')
+        self.url = secret['DING_STORE_URL'].replace('redis:6379', f'{network.addresses["redis"]}:6379')
         acl = secret['users.acl'] + f'user test on >{PASSWORD} ~* +@all\n'
         self.paths = {'/etc/redis': self.volume('acl'), '/data': self.volume('data')}
         Path(self.paths['/etc/redis'], 'users.acl').write_text(acl)
@@ -239,8 +285,8 @@ class Cluster:
     def redis(self):
         (container,) = containers_of(pods(self.objects)['redis'])
         words = [self.replaced(word, self.paths) for word in container['args']]
-        words[words.index('6379')] = str(self.port)
-        return subprocess.Popen([find_binary(), *words, '--bind', '127.0.0.1'], stdout=subprocess.DEVNULL)
+        words += ['--bind', self.network.addresses['redis'], '--unixsocket', self.socket]
+        return subprocess.Popen(self.network.command('redis', find_binary(), *words), stdout=subprocess.DEVNULL)
 
     def pod(self, name):
         """The container's command in a directory of its own, with its variables."""
@@ -256,9 +302,14 @@ class Cluster:
         paths['/run/ding_store'] = self.volume(f'{pod}/health')
         variables = {key: self.replaced(value, paths) for key, value in self.settings.items() if key != 'HOME'}
         variables['DING_STORE_URL'] = self.url
+        settings = ast.literal_eval(variables['DING_STORE_SETTINGS'])  # a pod has a /dev/shm of its own
+        variables['DING_STORE_SETTINGS'] = repr(
+            {**settings, 'store_options': {'host_cache_dir': self.volume(f'{pod}/shm')}}
+        )
         words = [self.replaced(word, paths) for word in container['args']]
         assert words.pop(0) == 'ding-store'
-        started = job(ding_store(*words), self.volume(f'{pod}/work'), name=pod, **variables)
+        command = self.network.command(pod, *ding_store(*words))
+        started = job(command, self.volume(f'{pod}/work'), name=pod, **variables)
         return Pod(started, container, variables, self.directory)
 
 
@@ -287,10 +338,17 @@ class Pod:
 def test_commands_of_the_manifests_run_and_lose_nothing(tmp_path):
     if find_binary() is None:
         pytest.skip('needs a redis-server')
-    cluster = Cluster(tmp_path)
+    if why_not():
+        pytest.skip(why_not())
+    with Network(*Cluster.PODS) as network:
+        run_in_a_cluster(tmp_path, network)
+
+
+def run_in_a_cluster(tmp_path, network):
+    cluster = Cluster(tmp_path, network)
 
     def now():
-        return status(tmp_path, 'pong', cluster.url)
+        return status(tmp_path, 'pong', cluster.inspecting_url)
 
     def working():
         return [
@@ -300,7 +358,7 @@ def test_commands_of_the_manifests_run_and_lose_nothing(tmp_path):
         ]
 
     server = cluster.redis()
-    client = redis.Redis(port=cluster.port, username='test', password=PASSWORD)
+    client = redis.Redis(unix_socket_path=cluster.socket, username='test', password=PASSWORD)
     try:
         eventually(lambda: is_answering(client), 'redis')
         with (

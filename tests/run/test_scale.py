@@ -81,6 +81,20 @@ def test_seat_whose_lower_neighbour_is_lost_starts_its_share(monkeypatch, lost):
         assert [seat.share(6) for seat in seats] == [2, 3, 1]
 
 
+def test_seat_lost_with_its_dead_host_hides_no_others(monkeypatch):
+    owner = Owner.this_process
+    with open_store('memory://') as store:
+        seats = []
+        for i, host in enumerate([Host(2, 100), Host(0, 3), Host(0, 1)]):
+            monkeypatch.setattr(Owner, 'this_process', staticmethod(lambda name='', i=i: owner(f'host {i}')))
+            seats.append(Seat(store, host))
+        assert [seat.share(6) for seat in seats] == [2, 3, 1]
+        assert store.delete('host/1')  # a failover lost it, and its host died
+        assert [seats[0].share(6), seats[2].share(6)] == [5, 1]
+        monkeypatch.setattr(Owner, 'this_process', staticmethod(lambda name='': owner('host 0')))
+        assert Seat(store, Host(2, 100)).share(6) == 5  # the launcher was started again
+
+
 def test_seat_not_seen_to_renew_retires_no_collectors(monkeypatch):
     owner = Owner.this_process
     with open_store('memory://') as store:

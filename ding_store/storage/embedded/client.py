@@ -18,6 +18,7 @@ from typing import IO, Any, Dict, Iterator, List, Optional
 from ding_store import private_files
 from ding_store.errors import StoreError, StoreUnavailable
 from ding_store.storage.embedded.binary import PathLike, find_server, server_version
+from ding_store.storage.embedded.local_tmp import with_local_tmp
 from ding_store.storage.embedded.supervisor.run_files import RunFiles, connect_control
 
 _logger = logging.getLogger(__name__)
@@ -119,6 +120,7 @@ def _spawn(files: RunFiles, binary: Path, grace_s: float, until: float, report: 
             pass_fds=[report],
             start_new_session=True,  # keeps Ctrl-C in this terminal away from it
             cwd='/',
+            env=with_local_tmp(),
         )
 
 

@@ -8,21 +8,23 @@ import re
 import socket
 import stat
 import struct
-from typing import Iterator, Tuple
+from typing import Iterator, Optional, Tuple
 
 MAX_SOCKET_PATH_BYTES = 107  # size of sockaddr_un.sun_path without its final zero
 CONTROL, REDIS = 'control.sock', 'redis.sock'
 
 
-def make_socket_directory() -> str:
+def make_socket_directory(temporary: Optional[str] = None) -> str:
     """
     Overview:
         Make a directory of this user alone, with a path short enough for sockets. Its name is random, because two
         containers may share /tmp and use equal names. It is not below XDG_RUNTIME_DIR, which is deleted at logout even
         if a job still runs.
+    Arguments:
+        - temporary (:obj:`Optional[str]`): The first choice for its parent. None: TMPDIR.
     """
     reasons = []
-    for parent in _parents():
+    for parent in _parents(temporary):
         try:
             return _make_private(parent)
         except OSError as e:
@@ -30,8 +32,8 @@ def make_socket_directory() -> str:
     raise OSError(f'no private directory for sockets ({"; ".join(reasons)}): set TMPDIR to a short, writable one')
 
 
-def _parents() -> Iterator[str]:
-    for base in dict.fromkeys((os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
+def _parents(temporary: Optional[str] = None) -> Iterator[str]:
+    for base in dict.fromkeys((temporary or os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
         yield os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}')
 
 

@@ -1,0 +1,27 @@
+"""The directory for sockets, which work on one host only."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Dict
+
+from ding_store.file_systems import shared_at
+
+_logger = logging.getLogger(__name__)
+_LOCAL = '/tmp'
+
+
+def local_tmp() -> str:
+    """Return TMPDIR, or /tmp if TMPDIR is on a file system that other hosts share."""
+    given = os.environ.get('TMPDIR') or _LOCAL
+    shared = shared_at(given)
+    if shared is None:
+        return given
+    _logger.info(f'TMPDIR {given!r} is on {shared.kind}, which other hosts may share: sockets go to {_LOCAL}')
+    return _LOCAL
+
+
+def with_local_tmp() -> Dict[str, str]:
+    """Return the environment of this process, with ``local_tmp`` as TMPDIR."""
+    return {**os.environ, 'TMPDIR': local_tmp()}
