@@ -34,7 +34,7 @@ def users() -> str:
     """Return the users of the page, and a default user that tests may use."""
     (line,) = re.findall('^user ding .*$', (HOWTO / 'security.md').read_text(), re.M)
     lines = re.findall('^user .*$', (HOWTO / 'cluster.md').read_text(), re.M)
-    return '\n'.join([f'{line} +cluster|slots', *lines, 'user default on nopass ~* &* +@all', ''])
+    return '\n'.join([f'{line} +cluster|slots +readonly', *lines, 'user default on nopass ~* &* +@all', ''])
 
 
 def free_port() -> int:

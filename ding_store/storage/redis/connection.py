@@ -8,7 +8,7 @@ import random
 import threading
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, TypeVar
 from urllib.parse import quote
 
 import redis
@@ -124,6 +124,21 @@ class Connection(Availability):
     def reach(self, what: str, patience_s: float) -> None:
         """See ``Availability.reach``. The limit is ``reconnect_timeout_s``. This does not call ``after_reconnect``."""
         self._call(what, lambda session: None, min(patience_s, self.reconnect_timeout_s))
+
+    @property
+    def in_cluster(self) -> bool:
+        return self._group is not None
+
+    def find_replicas(self, again: bool) -> List[str]:
+        """
+        Overview:
+            Return the URLs of the server's replicas that may be read. None if the URL names the server itself.
+        Arguments:
+            - again (:obj:`bool`): The last reply to this was of no use.
+        Raises:
+            - redis.RedisError: They are not known now.
+        """
+        return self._finder.find_replicas(again) if self._finder and self._options.read_replicas else []
 
     def has_hung(self, error: StoreError) -> bool:
         return isinstance(error.__cause__, redis.TimeoutError)

@@ -77,6 +77,12 @@ class Sentinels:
         self._is_known_away = True
         return self.server_url
 
+    def find_replicas(self, again: bool) -> List[str]:
+        """Return the URLs of the replicas that the sentinel which replied last sees connected to the primary."""
+        found = [words(one) for one in self.ask(self._hosts[0], 'REPLICAS', self.url.primary)]
+        good = [one for one in found if one['flags'] == 'slave' and one['master-link-status'] == 'ok']
+        return [self.url.server_url(one['ip'], int(one['port'])) for one in good]
+
     def explain_away(self) -> str:
         """Return what to do if the primary cannot be reached."""
         if not self.server_url:
@@ -129,6 +135,12 @@ class Sentinels:
                     f'no sentinel: {where}. Write addresses of sentinels into the URL, or use redis:// for a server.'
                 ) from error
         raise redis.ConnectionError(f'no sentinel replies: {self._reasons}')
+
+
+def words(reply: List[bytes]) -> Dict[str, str]:
+    """Return the fields of one server in the reply of a sentinel."""
+    texts = [word.decode() for word in reply]
+    return dict(zip(texts[::2], texts[1::2]))
 
 
 def sentinels_of(url: str) -> Optional[Sentinels]:
