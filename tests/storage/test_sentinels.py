@@ -19,6 +19,9 @@ from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
+#: More than one part.
+LARGE = {'x': np.arange(1_000_000)}
+
 
 @pytest.fixture(scope='module')
 def shared(redis_binary):
@@ -106,9 +109,56 @@ def test_one_sentinel_that_replies_is_enough(group):
         assert store.info().address == f'redis+sentinel://127.0.0.1:1,{address}/mymaster'
 
 
-# --- large payloads from replicas
+def test_killed_primary_is_replaced_and_nothing_is_lost(group):
+    with Flow(group.url(), 'killed') as flow:
+        former = group.primary()
+        former.kill()
+        flow.go_on()
+        assert group.primary() is not former
+    group.restart_as_replica(former)
 
-LARGE = {'x': np.arange(1_000_000)}
+
+def test_hung_primary_counts_as_away_after_three_seconds(group):
+    with Flow(group.url(), 'hung', host_plane='off') as flow:
+        former = group.primary()
+        former.signal(STOP)
+        flow.go_on()
+        assert group.primary() is not former
+    former.kill()
+    group.restart_as_replica(former)
+
+
+def test_lagging_replica_gets_what_it_lacks_from_writers(group):
+    former, replica = group.primary(), replica_of(group)
+    with Flow(group.url(), 'lagging', host_plane='off') as flow:
+        with Proxy(('127.0.0.1', former.port)) as proxy:
+            replica.client.replicaof('127.0.0.1', proxy.port)  # The sentinels undo this after 8 s.
+            group.wait_for_link(replica)
+            flow.go_on()
+            proxy.black_hole()
+            for _ in range(20):
+                flow.go_on()
+            behind = former.client.info('replication')['master_repl_offset']
+            former.kill()
+            proxy.cut()
+            assert replica.client.info('replication')['slave_repl_offset'] < behind
+            flow.go_on()
+        assert group.primary() is replica
+    group.restart_as_replica(former)
+
+
+def test_primary_without_replicas_keeps_what_it_refuses(group):
+    """Its min-replicas-to-write is 1, and its replica is gone: no call raises, nothing is appended twice."""
+    primary, replica = group.primary(), replica_of(group)
+    with Flow(group.url(), 'alone') as flow:
+        primary.client.config_set('min-replicas-to-write', '1')
+        try:
+            replica.kill()
+            eventually(lambda: primary.client.info('replication')['min_slaves_good_slaves'] == 0, 'it refuses')
+            group.restart_as_replica(replica)
+            flow.go_on()
+        finally:
+            primary.client.config_set('min-replicas-to-write', '0')
 
 
 @contextlib.contextmanager
@@ -201,63 +251,8 @@ def test_value_is_whole_if_the_replica_dies_while_it_is_read(group):
     group.restart_as_replica(replica)
 
 
-# --- failovers
-
-
-def test_killed_primary_is_replaced_and_nothing_is_lost(group):
-    with Flow(group.url(), 'killed') as flow:
-        former = group.primary()
-        former.kill()
-        flow.go_on()
-        assert group.primary() is not former
-    group.restart_as_replica(former)
-
-
-def test_hung_primary_counts_as_away_after_three_seconds(group):
-    with Flow(group.url(), 'hung', host_plane='off') as flow:
-        former = group.primary()
-        former.signal(STOP)
-        flow.go_on()
-        assert group.primary() is not former
-    former.kill()
-    group.restart_as_replica(former)
-
-
-def test_lagging_replica_gets_what_it_lacks_from_writers(group):
-    former, replica = group.primary(), replica_of(group)
-    with Flow(group.url(), 'lagging', host_plane='off') as flow:
-        with Proxy(('127.0.0.1', former.port)) as proxy:
-            replica.client.replicaof('127.0.0.1', proxy.port)  # The sentinels undo this after 8 s.
-            group.wait_for_link(replica)
-            flow.go_on()
-            proxy.black_hole()
-            for _ in range(20):
-                flow.go_on()
-            behind = former.client.info('replication')['master_repl_offset']
-            former.kill()
-            proxy.cut()
-            assert replica.client.info('replication')['slave_repl_offset'] < behind
-            flow.go_on()
-        assert group.primary() is replica
-    group.restart_as_replica(former)
-
-
-def test_primary_without_replicas_keeps_what_it_refuses(group):
-    """Its min-replicas-to-write is 1, and its replica is gone: no call raises, nothing is appended twice."""
-    primary, replica = group.primary(), replica_of(group)
-    with Flow(group.url(), 'alone') as flow:
-        primary.client.config_set('min-replicas-to-write', '1')
-        try:
-            replica.kill()
-            eventually(lambda: primary.client.info('replication')['min_slaves_good_slaves'] == 0, 'it refuses')
-            group.restart_as_replica(replica)
-            flow.go_on()
-        finally:
-            primary.client.config_set('min-replicas-to-write', '0')
-
-
 def test_blocked_calls_continue_after_a_planned_failover(group):
-    """Until the sentinels demote the former primary, after 10 s, there are two. Here it is demoted at once."""
+    """The sentinels name another primary, and the former one stays a primary: here they have no right to demote it."""
     with (
         RedisStore(group.url(), 'planned', max_pending_bytes=1000) as store,
         Flow(group.url(), 'flow') as flow,
@@ -271,20 +266,28 @@ def test_blocked_calls_continue_after_a_planned_failover(group):
             pool.submit(lambda: store.append('full', {}, chunk(1, 80), timeout_s=WAIT_S)),
         ]
         former = group.primary()
+        former.client.execute_command('ACL', 'SETUSER', 'sentinel', '-slaveof')
         eventually(lambda: former.client.info('clients')['blocked_clients'] >= 3, 'they wait')
         group.plan_failover()
         primary = group.wait_for_failover(former)
-        flow.go_on()  # at the former primary
+        eventually(lambda: set(users_at(former)) == {'default', 'sentinel'}, 'all have left it')
+        assert former.client.info('replication')['role'] == 'master'
+        flow.go_on()
         with RedisStore(group.url(), 'planned') as other:
             other.append(STREAM, {}, chunk(5))
             other.put('weights', {}, {})
             reader = Reader(other, 'full', 'learner')
             assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0]
             reader.ack()
-        former.client.replicaof('127.0.0.1', primary.port)
         assert [work.result(WAIT_S) for work in blocked[:2]] == [[5], 1]
         blocked[2].result(WAIT_S)
-        flow.go_on()
+        assert 'ding' not in users_at(former)
+    former.client.execute_command('ACL', 'SETUSER', 'sentinel', '+slaveof')
+    former.client.replicaof('127.0.0.1', primary.port)
+
+
+def users_at(server):
+    return [one['user'] for one in server.client.client_list()]
 
 
 def test_known_primary_is_kept_without_sentinels(group, caplog):

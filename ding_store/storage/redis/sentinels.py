@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any, Dict, List, Optional
 from urllib.parse import quote
 
@@ -38,6 +39,8 @@ class Sentinels:
         self._address = address_of(url)
         self._hosts = list(self.url.hosts)  # The one that replied last is the first.
         self._is_known_away = False
+        self._clients: Dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def find_primary(self) -> str:
         """
@@ -50,6 +53,10 @@ class Sentinels:
             - StoreDenied: No sentinel accepts this client.
             - StoreUnsuitable: A server that replies is no sentinel.
         """
+        with self._lock:
+            return self._find_primary()
+
+    def _find_primary(self) -> str:
         errors: List[redis.RedisError] = []
         self._failures, unknown = {}, ''
         for host in list(self._hosts):
@@ -98,11 +105,16 @@ class Sentinels:
 
     def ask(self, host: str, *words: str) -> Any:
         """Send a SENTINEL command to one of the sentinels. Return its reply."""
-        client: Any = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
-        try:
-            return client.execute_command('SENTINEL', *words)
-        finally:
-            client.connection_pool.disconnect()
+        client = self._clients.get(host)
+        if client is None:
+            client = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
+            self._clients[host] = client
+        return client.execute_command('SENTINEL', *words)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for client in list(self._clients.values()):
+            client.connection_pool.disconnect(inuse_connections=False)
 
     def sentinel_url(self, host: str) -> str:
         """Return the URL of a sentinel. It uses TLS if the servers do, with the same certificates."""
