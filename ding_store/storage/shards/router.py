@@ -45,7 +45,7 @@ class Router(Server):
     def __init__(self, run: str, servers: Sequence[Server]) -> None:
         super().__init__(servers[0].writer)
         self._run = run
-        self._servers = tuple(servers)
+        self._use(servers)
         self.address = ' '.join(server.address for server in servers)
         self.patience_s = max(server.patience_s for server in servers)
         self.max_payload_bytes = min(server.max_payload_bytes for server in servers)
@@ -54,10 +54,39 @@ class Router(Server):
         self.versions = _Versions(self._on)
         for number, server in enumerate(servers):
             server.after_reconnect = functools.partial(self._restore, number)
+
+    def _use(self, servers: Sequence[Server]) -> None:
+        self._servers = tuple(servers)
         if len(servers) == 1:
             self.availability = servers[0].availability
         else:
             self.availability = ShardedAvailability([server.availability for server in servers])
+
+    def connect_to_read(self) -> List[str]:
+        """
+        Overview:
+            Connect in a process that only reads. From now on, there is an empty server in place of each one that cannot
+            be reached. Return why those cannot.
+        Raises:
+            - StoreUnavailable: None of them can be reached.
+        """
+        from ding_store.storage.memory.server import Memory, MemoryServer  # Few processes need it.
+
+        reached: List[Server] = []
+        errors: Dict[str, StoreUnavailable] = {}
+        for server in self._servers:
+            try:
+                server.connect()
+                reached.append(server)
+            except StoreUnavailable as e:
+                server.close()
+                errors[str(e)] = e
+                reached.append(MemoryServer(Memory(), self._run, self.writer))
+        for error in errors.values():
+            if all(isinstance(server, MemoryServer) for server in reached):
+                raise error
+        self._use(reached)
+        return list(errors)
 
     def _restore(self, number: int) -> None:
         """Restore entries with the next write: the server may have lost its memory."""
