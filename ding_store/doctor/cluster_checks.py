@@ -100,16 +100,15 @@ def check_replicas(ranges: Sequence[SlotRange], views: Mapping[str, NodeView]) -
 def check_reads(nodes: ClusterNodes, ranges: Sequence[SlotRange], views: Mapping[str, NodeView]) -> Finding:
     """Check that the user has the right to read replicas."""
     name = 'replica reads'
-    replicas = {
-        node for each in ranges for node in each.replicas if views[node].facts.get('master_link_status') == 'up'
-    }
-    for node in sorted(replicas):
+    known = {node for each in ranges for node in each.replicas}
+    replicas = sorted(node for node in known if views[node].facts.get('master_link_status') == 'up')
+    for node in replicas:
         try:
             nodes.execute(node, 'READONLY')
         except redis.RedisError as e:
             fix = 'add the right +readonly to its user: until then, primaries send all large payloads'
             return Finding(name, WARN, f'{node}: {text_of(e)}', fix)
-    readers = f'from replicas: {", ".join(sorted(replicas))}' if replicas else 'from primaries: no replica can be read'
+    readers = f'from replicas: {", ".join(replicas)}' if replicas else 'from primaries: no replica can be read'
     return Finding(name, OK, f'large payloads are read {readers}')
 
 
