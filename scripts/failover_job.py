@@ -40,7 +40,7 @@ WAIT_S = 300.0
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--env-steps', type=int, default=6000, help='end of the job (default: %(default)s)')
+    parser.add_argument('--env-steps', type=int, default=3000, help='end of the job (default: %(default)s)')
     parser.add_argument('--keep', action='store_true', help='keep the directory with logs and checkpoints')
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix='failover'))

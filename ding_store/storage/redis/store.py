@@ -6,6 +6,7 @@ import os
 from typing import Any, Callable, Dict, List, Tuple
 
 from ding_store.errors import ConfigError
+from ding_store.storage.memory.server import Memory, MemoryServer
 from ding_store.storage.options import (
     ALL_OPTIONS,
     FAILOVER_DEFAULTS,
@@ -96,7 +97,7 @@ def open_to_read(url: str, run: str, **options: Any) -> Tuple[RedisStore, List[s
     server = store.client.server
     try:
         if isinstance(server, Router):
-            return store, server.connect_to_read()
+            return store, server.connect_to_read(lambda: MemoryServer(Memory(), run, server.writer))
         server.connect()
         return store, []
     except BaseException:

@@ -62,31 +62,30 @@ class Router(Server):
         else:
             self.availability = ShardedAvailability([server.availability for server in servers])
 
-    def connect_to_read(self) -> List[str]:
+    def connect_to_read(self, make_empty: Callable[[], Server]) -> List[str]:
         """
         Overview:
             Connect in a process that only reads. From now on, there is an empty server in place of each one that cannot
             be reached. Return why those cannot.
+        Arguments:
+            - make_empty (:obj:`Callable`): Returns an empty server.
         Raises:
             - StoreUnavailable: None of them can be reached.
         """
-        from ding_store.storage.memory.server import Memory, MemoryServer  # Few processes need it.
-
-        reached: List[Server] = []
-        errors: Dict[str, StoreUnavailable] = {}
+        servers: List[Server] = []
+        errors: List[StoreUnavailable] = []
         for server in self._servers:
             try:
                 server.connect()
-                reached.append(server)
+                servers.append(server)
             except StoreUnavailable as e:
                 server.close()
-                errors[str(e)] = e
-                reached.append(MemoryServer(Memory(), self._run, self.writer))
-        for error in errors.values():
-            if all(isinstance(server, MemoryServer) for server in reached):
-                raise error
-        self._use(reached)
-        return list(errors)
+                errors.append(e)
+                servers.append(make_empty())
+        if len(errors) == len(servers):
+            raise errors[0]
+        self._use(servers)
+        return list(dict.fromkeys(map(str, errors)))
 
     def _restore(self, number: int) -> None:
         """Restore entries with the next write: the server may have lost its memory."""
