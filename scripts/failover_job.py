@@ -110,7 +110,8 @@ def wait_for_rows(url: str, job: subprocess.Popen[bytes], least: float) -> float
 
 def judge(status: int, directory: Path) -> int:
     text = (directory / 'job.out').read_text(errors='replace')
-    rows, checkpoints = table(text), sorted(directory.rglob('iteration_*.pth.tar'))
+    rows = table(text)
+    checkpoints = sorted((directory / 'checkpoints' / RUN).glob('iteration_*.pth.tar'), key=os.path.getmtime)
     for name in ('rows appended', 'rows ingested', 'chunks lost'):
         print(f'{name:15}{rows.get(name, float("nan")):10.0f}')
     print(f'{"checkpoints":15}{len(checkpoints):10}, the last one: {checkpoints[-1].name if checkpoints else "none"}')
