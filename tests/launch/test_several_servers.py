@@ -58,6 +58,8 @@ def test_status_names_a_server_that_is_away(capsys, monkeypatch, redis_binary):
         assert show_status(config, as_json=True, every_s=None) == 0
         found = json.loads(capsys.readouterr().out)
         assert sorted(found['values']) == names[::2]
+        assert found['server'].startswith(('redis ', 'valkey '))
+        assert 'memory' not in found['server']
         (reason,) = found['servers_away']
         assert f'unix://{other.socket} cannot be reached' in reason
         show_status(config, as_json=False, every_s=None)

@@ -45,6 +45,7 @@ class Router(Server):
     def __init__(self, run: str, servers: Sequence[Server]) -> None:
         super().__init__(servers[0].writer)
         self._run = run
+        self._empty: Set[Server] = set()  # those that stand in for others, see ``connect_to_read``
         self._use(servers)
         self.address = ' '.join(server.address for server in servers)
         self.patience_s = max(server.patience_s for server in servers)
@@ -73,19 +74,24 @@ class Router(Server):
             - StoreUnavailable: None of them can be reached.
         """
         servers: List[Server] = []
-        errors: List[StoreUnavailable] = []
-        for server in self._servers:
+        errors: Dict[object, StoreUnavailable] = {}
+        for number, server in enumerate(self._servers):
             try:
                 server.connect()
                 servers.append(server)
             except StoreUnavailable as e:
                 server.close()
-                errors.append(e)
+                errors.setdefault(self._host_of(number), e)
                 servers.append(make_empty())
-        if len(errors) == len(servers):
-            raise errors[0]
+        self._empty = set(servers).difference(self._servers)
+        if len(self._empty) == len(servers):
+            raise next(iter(errors.values()))
         self._use(servers)
-        return list(dict.fromkeys(map(str, errors)))
+        return list(map(str, errors.values()))
+
+    def _host_of(self, number: int) -> object:
+        """Return what a server shares with those that are away whenever it is."""
+        return number
 
     def _restore(self, number: int) -> None:
         """Restore entries with the next write: the server may have lost its memory."""
@@ -225,7 +231,7 @@ class Router(Server):
 
     def info(self) -> StoreInfo:
         """Return what all servers hold, in one."""
-        infos = [server.info() for server in self._servers]
+        infos = [server.info() for server in self._servers if server not in self._empty]
         found = StoreInfo(self.address, self._run, ', '.join(dict.fromkeys(info.server for info in infos)))
         for info in infos:
             found.streams.update(info.streams)
