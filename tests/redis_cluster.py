@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import redis
 from redis.backoff import NoBackoff
@@ -34,7 +34,7 @@ def users() -> str:
     """Return the users of the page, and a default user that tests may use."""
     (line,) = re.findall('^user ding .*$', (HOWTO / 'security.md').read_text(), re.M)
     lines = re.findall('^user .*$', (HOWTO / 'cluster.md').read_text(), re.M)
-    return '\n'.join([f'{line} +cluster|slots', *lines, 'user default on nopass ~* &* +@all', ''])
+    return '\n'.join([f'{line} +cluster|slots +readonly', *lines, 'user default on nopass ~* &* +@all', ''])
 
 
 def free_port() -> int:
@@ -60,13 +60,13 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 class Node:
     """One server of a cluster. Its directory keeps its files between two starts."""
 
-    def __init__(self, binary: str, directory: Path, text: str) -> None:
+    def __init__(self, binary: str, directory: Path, text: str, tls: Any = None) -> None:
         self.port, self.directory = free_port(), directory
         self.address = f'127.0.0.1:{self.port}'
         directory.mkdir()
         for pattern, new in (
             (r'^bind .*', 'bind 127.0.0.1'),
-            (r'^port .*', f'port {self.port}'),
+            (r'^port .*', f'port {self.port}' if tls is None else f'port 0\ntls-port {self.port}\ntls-cluster yes'),
             (r'^dir .*', f'dir {directory}'),
             (r'^aclfile .*', f'aclfile {directory.parent / "users.acl"}'),
             (r'^cluster-node-timeout .*', f'cluster-node-timeout {NODE_TIMEOUT_MS}'),
@@ -74,13 +74,14 @@ class Node:
             assert re.search(pattern, text, re.M), pattern
             text = re.sub(pattern, new, text, flags=re.M)
         text += f'repl-diskless-sync yes\nrepl-diskless-sync-delay 0\nlogfile {directory}/redis.log\n'
+        text += '' if tls is None else tls.server_lines('server')
         (directory / 'redis.conf').write_text(text)
         self._command = [binary, str(directory / 'redis.conf')]
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self.client = redis.Redis(
-            port=self.port, retry=Retry(NoBackoff(), 0), socket_timeout=5.0, protocol=2, decode_responses=True
-        )
-        self.raw = redis.Redis(port=self.port, retry=Retry(NoBackoff(), 0), socket_timeout=5.0, protocol=2)
+        options: Dict[str, Any] = {} if tls is None else tls.client_options('client')
+        options.update(host='127.0.0.1', port=self.port, retry=Retry(NoBackoff(), 0), socket_timeout=5.0, protocol=2)
+        self.client = redis.Redis(decode_responses=True, **options)
+        self.raw = redis.Redis(**options)
         for client in (self.client, self.raw):
             client.response_callbacks.pop('CLUSTER SLOTS', None)
 
@@ -118,15 +119,18 @@ class RedisCluster:
     Overview:
         Runs within its ``with`` block. The first nodes are primaries with equal ranges of slots. The others are their
         replicas, in the same order.
+    Arguments:
+        - tls (:obj:`Any`): An ``Authority`` with certificates of 'server' and 'client': nothing goes without TLS.
     """
 
-    def __init__(self, binary: str, num_primaries: int = 3, num_replicas: int = 0) -> None:
+    def __init__(self, binary: str, num_primaries: int = 3, num_replicas: int = 0, tls: Any = None) -> None:
+        self._tls = tls
         self.directory = Path(tempfile.mkdtemp(prefix='ding'))
         (self.directory / 'users.acl').write_text(users())
         self.num_primaries = num_primaries
         self.nodes: List[Node] = []
         for number in range(num_primaries + num_replicas):
-            self.nodes.append(Node(binary, self.directory / f'node{number}', config()))
+            self.nodes.append(Node(binary, self.directory / f'node{number}', config(), tls))
             self.nodes[-1].start()  # before the next port is looked for
 
     def __enter__(self) -> 'RedisCluster':
@@ -175,8 +179,9 @@ class RedisCluster:
                 return False
             if 'cluster_state:ok' not in str(node.ask('CLUSTER', 'INFO')):
                 return False
-        num_replicas = sum(len(each) - 3 for each in self.unique(self.nodes[0].ask('CLUSTER', 'SLOTS')))
-        return len(views) == 1 and num_replicas == len(self.nodes) - self.num_primaries
+        ranges = [self.unique(node.ask('CLUSTER', 'SLOTS')) for node in self.nodes]
+        have_replicas = [sum(len(each) - 3 for each in one) == len(self.nodes) - self.num_primaries for one in ranges]
+        return len(views) == 1 and all(have_replicas)
 
     @staticmethod
     def unique(ranges: List[Any]) -> List[Any]:
@@ -189,7 +194,8 @@ class RedisCluster:
         return sorted((first, last, primary[1]) for first, last, primary, *_ in node.ask('CLUSTER', 'SLOTS'))
 
     def url(self, user: str = f'ding:{PASSWORD}@', nodes: Optional[List[Node]] = None) -> str:
-        return f'redis+cluster://{user}{",".join(one.address for one in nodes or self.nodes)}'
+        scheme, query = ('redis', '') if self._tls is None else ('rediss', self._tls.query('client'))
+        return f'{scheme}+cluster://{user}{",".join(one.address for one in nodes or self.nodes)}{query}'
 
     def node_of(self, slot: int) -> Node:
         """Return the primary that has a slot: the one that says so itself, else the one that another node names."""

@@ -25,6 +25,12 @@ def find_binary() -> Optional[str]:
         return None
 
 
+def has_tls(binary: str) -> bool:
+    """Return whether a redis-server was built with TLS. The one in the wheel was not, Debian's was."""
+    words = [binary, '--tls-port', '0', '--no-such-directive', '1']
+    return "'tls-port" not in subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S, check=False).stderr
+
+
 def left_by_runs(client: redis.Redis, pattern: str = '*') -> List[bytes]:
     """Keys, but those that only say that a run ended, and expire."""
     return [key for key in client.scan_iter(pattern) if not (key.endswith(b':ends') and client.ttl(key) > 0)]

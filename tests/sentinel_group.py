@@ -58,18 +58,19 @@ def wait_until(condition: Callable[[], Any], what: str) -> None:
 class Node:
     """A server or a sentinel. Its directory keeps its file between two starts."""
 
-    def __init__(self, binary: str, directory: Path, port: int, config: str, *, is_sentinel: bool = False) -> None:
+    def __init__(
+        self, binary: str, directory: Path, port: int, config: str, *, is_sentinel: bool = False, **options: Any
+    ) -> None:
         self.port, self.directory = port, directory
         self.address = f'127.0.0.1:{port}'
         directory.mkdir()
         file = directory / 'redis.conf'
         file.write_text(config)
         self._command = [binary, str(file), *(['--sentinel'] if is_sentinel else [])]
-        self._options: Dict[str, Any] = {'password': ASK_PASSWORD} if is_sentinel else {}
+        self._options: Dict[str, Any] = {**options, 'password': ASK_PASSWORD} if is_sentinel else options
         self._process: Optional[subprocess.Popen[bytes]] = None
-        self.client = redis.Redis(
-            port=port, retry=Retry(NoBackoff(), 0), socket_timeout=2.0, decode_responses=True, **self._options
-        )
+        self._options.update(host='127.0.0.1', port=port, retry=Retry(NoBackoff(), 0), socket_timeout=2.0)
+        self.client = redis.Redis(decode_responses=True, **self._options)
 
     def start(self, *words: str) -> None:
         self._process = subprocess.Popen([*self._command, *words], stdout=subprocess.DEVNULL)
@@ -95,15 +96,22 @@ class SentinelGroup:
     """
     Overview:
         Runs within its ``with`` block. The sentinels notice a dead primary after ``DOWN_AFTER_S``.
+    Arguments:
+        - tls (:obj:`Any`): An ``Authority`` with certificates of 'server' and 'client': nothing goes without TLS.
     """
 
-    def __init__(self, binary: str, num_servers: int = 2) -> None:
+    def __init__(self, binary: str, num_servers: int = 2, tls: Any = None) -> None:
+        self._tls = tls
+        options = {} if tls is None else tls.client_options('client')
         self.directory = Path(tempfile.mkdtemp(prefix='ding'))
         ports = free_ports(num_servers + 3)
         (self.directory / 'users.acl').write_text(users())
         texts = [config_of('primary.conf'), *[config_of('replica.conf')] * (num_servers - 1)]
         self.servers = [
-            Node(binary, self.directory / f'server{i}', port, self._config(text, f'server{i}', port, ports[0]))
+            Node(
+                *(binary, self.directory / f'server{i}', port, self._config(text, f'server{i}', port, ports[0])),
+                **options,
+            )
             for i, (text, port) in enumerate(zip(texts, ports))
         ]
         self.sentinels = [
@@ -113,6 +121,7 @@ class SentinelGroup:
                 port,
                 self._config(config_of('sentinel.conf'), f'sentinel{i}', port, ports[0]),
                 is_sentinel=True,
+                **options,
             )
             for i, port in enumerate(ports[num_servers:])
         ]
@@ -120,7 +129,7 @@ class SentinelGroup:
     def _config(self, text: str, name: str, port: int, primary: int) -> str:
         for pattern, new in (
             (r'^bind .*', 'bind 127.0.0.1'),
-            (r'^port .*', f'port {port}'),
+            (r'^port .*', f'port {port}' if self._tls is None else f'port 0\ntls-port {port}'),
             (r'^dir .*', f'dir {self.directory / name}'),
             (r'^aclfile .*', f'aclfile {self.directory / "users.acl"}'),
             (r'10\.0\.0\.1 6379', f'127.0.0.1 {primary}'),
@@ -128,6 +137,7 @@ class SentinelGroup:
         ):
             text = re.sub(pattern, new, text, flags=re.M)
         extra = '' if name.startswith('sentinel') else 'repl-diskless-sync yes\nrepl-diskless-sync-delay 0\n'
+        extra += '' if self._tls is None else self._tls.server_lines('server')
         return f'{text}{extra}logfile {self.directory / name}.log\n'
 
     def __enter__(self) -> 'SentinelGroup':
@@ -150,7 +160,8 @@ class SentinelGroup:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def url(self, user: str = f'ding:{PASSWORD}@', name: str = 'mymaster') -> str:
-        return f'redis+sentinel://{user}{",".join(one.address for one in self.sentinels)}/{name}'
+        scheme, query = ('redis', '') if self._tls is None else ('rediss', self._tls.query('client'))
+        return f'{scheme}+sentinel://{user}{",".join(one.address for one in self.sentinels)}/{name}{query}'
 
     def is_complete(self) -> bool:
         """True if all sentinels see each other, and all servers but the primary as usable replicas."""

@@ -48,7 +48,7 @@ def check_cluster(url: str) -> List[Finding]:
         return []  # ``check_store`` says why.
     known = {node: None for each in ranges for node in (each.primary, *each.replicas)}
     views = {node: _view(nodes, node) for node in known}
-    return [check_nodes(ranges, views), check_replicas(ranges, views)]
+    return [check_nodes(ranges, views), check_replicas(ranges, views), check_reads(nodes, ranges, views)]
 
 
 def check_nodes(ranges: Sequence[SlotRange], views: Mapping[str, NodeView]) -> Finding:
@@ -95,6 +95,21 @@ def check_replicas(ranges: Sequence[SlotRange], views: Mapping[str, NodeView]) -
     if status is OK and far:
         status, fix = WARN, 'give the replica a faster network: writers send again what it lacks'
     return Finding(name, status, '; '.join(texts), fix)
+
+
+def check_reads(nodes: ClusterNodes, ranges: Sequence[SlotRange], views: Mapping[str, NodeView]) -> Finding:
+    """Check that the user has the right to read replicas."""
+    name = 'replica reads'
+    known = {node for each in ranges for node in each.replicas}
+    replicas = sorted(node for node in known if views[node].facts.get('master_link_status') == 'up')
+    for node in replicas:
+        try:
+            nodes.execute(node, 'READONLY')
+        except redis.RedisError as e:
+            fix = 'add the right +readonly to its user: until then, primaries send all large payloads'
+            return Finding(name, WARN, f'{node}: {text_of(e)}', fix)
+    readers = f'from replicas: {", ".join(replicas)}' if replicas else 'from primaries: no replica can be read'
+    return Finding(name, OK, f'large payloads are read {readers}')
 
 
 def _described(node: str, primary: str, views: Mapping[str, NodeView]) -> str:

@@ -9,7 +9,7 @@ import redis
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding
 from ding_store.errors import ConfigError
 from ding_store.storage.options import RedisOptions
-from ding_store.storage.redis.sentinels import sentinels_of
+from ding_store.storage.redis.sentinels import sentinels_of, words
 from ding_store.storage.redis.server_checks import make_client
 from ding_store.storage.urls import check_url
 
@@ -54,8 +54,8 @@ def check_sentinels(url: str) -> List[Finding]:
     failures: Dict[str, str] = {}
     for host in sentinels.url.hosts:
         try:
-            primary = _words(sentinels.ask(host, 'MASTER', name))
-            views[host] = primary, [_words(one) for one in sentinels.ask(host, 'REPLICAS', name)]
+            primary = words(sentinels.ask(host, 'MASTER', name))
+            views[host] = primary, [words(one) for one in sentinels.ask(host, 'REPLICAS', name)]
         except redis.RedisError as e:
             failures[host] = str(e)
     if not views:
@@ -75,6 +75,7 @@ def check_sentinels(url: str) -> List[Finding]:
     return [
         check_quorum(sentinels.url.hosts, failures, primary, error),
         check_replicas(f'{primary["ip"]}:{primary["port"]}', replicas, failure),
+        check_reads([one.address for one in replicas if not one.failure]),
         check_min_replicas(info, len(replicas)),
         check_failover_time(name, primary),
     ]
@@ -119,6 +120,12 @@ def check_replicas(primary: str, replicas: List[Replica], failure: str = '') -> 
         elif one.lag_bytes is not None and one.lag_bytes > _LAG_BYTES and status is OK:
             status, fix = WARN, 'give the replica a faster network: writers send again what it lacks'
     return Finding('replicas', status, text, fix)
+
+
+def check_reads(addresses: Sequence[str]) -> Finding:
+    """Show the replicas that large payloads are read from."""
+    readers = f'from a replica: {", ".join(addresses)}' if addresses else 'from the primary: no replica can be read'
+    return Finding('replica reads', OK, f'large payloads are read {readers}')
 
 
 def check_min_replicas(info: Dict[str, Any], num_replicas: int) -> Finding:
@@ -175,8 +182,3 @@ def _info(url: str) -> Dict[str, Any]:
         return dict(client.info())
     finally:
         client.connection_pool.disconnect()
-
-
-def _words(reply: List[bytes]) -> Dict[str, str]:
-    words = [word.decode() for word in reply]
-    return dict(zip(words[::2], words[1::2]))

@@ -9,13 +9,13 @@ import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, Optional
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from rich.console import Console
 from rich.live import Live
 
 from ding_store.config import StoreConfig
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, StoreUnavailable
 from ding_store.launch.log_dir import end_in
 from ding_store.metrics.figures import COLLECTOR_PARTS, LEARNER_PARTS, Figures
 from ding_store.metrics.record import part_shares, rates, samples_per_insert, shares
@@ -27,10 +27,13 @@ from ding_store.run.scale import target_of
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import STARTING
 from ding_store.storage.embedded.private_server import running
+from ding_store.storage.options import host_options
 from ding_store.storage.store import Store
-from ding_store.storage.urls import directory_of, root_of
+from ding_store.storage.urls import directory_of, names_cluster, names_several, root_of
 
 RATE_S = 1.0
+#: Time to connect to each of several servers, if one of them could not be reached before.
+_AWAY_S = 2.0
 #: Version of the JSON, see docs/reference/status-json.md. It grows if a name is removed or changes its meaning.
 VERSION = 1
 #: Parts of a member's work, and those that are waits.
@@ -41,9 +44,10 @@ WAITS = [part for parts in PARTS.values() for part in parts if part.startswith('
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], everything: bool = False) -> int:
     """Show a run's status once, or every ``every_s`` seconds until the run ends."""
     check_running(config)
-    with RunSession(config).store as store:
-        check_known(store, config)
-        statuses = _statuses(store, config, every_s)
+    store, away = _opened(config)
+    with store:
+        check_known(store, config, away)
+        statuses = _statuses(store, config, every_s, away)
         if as_json:
             for status in statuses:
                 sys.stdout.write(to_json(status) + '\n')
@@ -53,15 +57,30 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], ev
     return 0
 
 
-def check_known(store: Store, config: StoreConfig) -> None:
-    """Raise ConfigError if a server of several runs has nothing of this one."""
+def _opened(config: StoreConfig) -> Tuple[Store, List[str]]:
+    """Open the run's store. If some of its servers cannot be reached, return why, and read the others."""
+    try:
+        return RunSession(config).store, []
+    except StoreUnavailable:
+        if not (names_several(config.url) or names_cluster(config.url)):
+            raise
+        from ding_store.storage.redis.store import open_to_read
+
+        options = {'connect_timeout_s': _AWAY_S, **config.open_options()}
+        return open_to_read(config.url, config.run or 'default', host=host_options(options), **options)
+
+
+def check_known(store: Store, config: StoreConfig, away: Sequence[str] = ()) -> None:
+    """Raise ConfigError if a server of several runs has nothing of this one, and no other server may have it."""
     info = store.info()
-    if not (info.streams or info.values) and not config.url.startswith('embedded:'):
+    if not away and not (info.streams or info.values) and not config.url.startswith('embedded:'):
         raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
 
 
-def _statuses(store: Store, config: StoreConfig, every_s: Optional[float]) -> Iterator[Dict[str, Any]]:
-    look = Look(store)
+def _statuses(
+    store: Store, config: StoreConfig, every_s: Optional[float], away: Sequence[str]
+) -> Iterator[Dict[str, Any]]:
+    look = Look(store, away)
     yield look.read(RATE_S)
     while every_s is not None and not has_ended(config):
         time.sleep(every_s)
@@ -146,8 +165,8 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
 class Look:
     """Reads a run's status again and again. Rates and shares are of the time since the look before."""
 
-    def __init__(self, store: Store) -> None:
-        self._store, self._members = store, Members(store)
+    def __init__(self, store: Store, away: Sequence[str] = ()) -> None:
+        self._store, self._members, self._away = store, Members(store), list(away)
         self._before: Optional[Figures] = None
         self._seen: Dict[str, Dict[str, Any]] = {}  # member id -> its figures at the look before
 
@@ -172,6 +191,7 @@ class Look:
             'run': info.run,
             'store': info.address,
             'server': info.server,
+            'servers_away': self._away,
             'finished': end.reason if end else None,
             'failed': end.failed if end else None,
             'history': history_of(self._store),

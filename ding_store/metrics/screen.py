@@ -38,6 +38,8 @@ def screen(status: Mapping[str, Any], everything: bool = False) -> RenderableTyp
         blocks += [_members(status['members'], everything)]
     if everything:
         blocks += [Text(), Rule('internals', align='left', style='dim'), _internals(status)]
+    for reason in status.get('servers_away', ()):
+        blocks += [Text(), Text(f'what a server has is missing here. {plain(reason)}', style='bold yellow')]
     if status['rejected_reports']:
         count = status['rejected_reports']
         noun = 'report of a member was' if count == 1 else 'reports of members were'

@@ -136,6 +136,8 @@ class RedisOptions:
         - grace_s (:obj:`float`): Seconds that an embedded server runs on after the last process that uses it.
         - min_replicas (:obj:`int`): Replicas of the server that a decision (``Store.decide``) waits for, half a second
           at most. 0: it does not wait. With a failover, set it to 1.
+        - read_replicas (:obj:`bool`): Read large payloads from a replica, if sentinels or a cluster name one. What it
+          lacks is read from the primary.
         - server_generation (:obj:`str`): What shows that the server was restarted or replaced. 'run_id': the run id in
           its INFO, or a random key of the run if INFO has none. 'key': always that key, for a proxy whose connections
           lead to several servers.
@@ -146,6 +148,7 @@ class RedisOptions:
     socket_timeout_s: float = 10.0
     grace_s: float = 30.0
     min_replicas: int = 0
+    read_replicas: bool = True
     server_generation: str = 'run_id'
 
     def __post_init__(self) -> None:
@@ -153,6 +156,8 @@ class RedisOptions:
             raise ConfigError(f'server_generation ({self.server_generation!r}) must be one of {", ".join(GENERATIONS)}')
         if type(self.min_replicas) is not int or self.min_replicas < 0:
             raise ConfigError(f'min_replicas ({self.min_replicas!r}) must be an int >= 0')
+        if not isinstance(self.read_replicas, bool):
+            raise ConfigError(f'read_replicas ({self.read_replicas!r}) must be True or False')
         for name in ('connect_timeout_s', 'reconnect_timeout_s', 'socket_timeout_s', 'grace_s'):
             value = getattr(self, name)
             if not (_is_at_least_0(value) or (name == 'connect_timeout_s' and value is None)):

@@ -1,11 +1,17 @@
 """Jobs on several Redis servers."""
 
+import json
+
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, status, table
 from redis_cluster import wait_until
 from redis_server import RedisServer, left_by_runs
 
+from ding_store.config import StoreConfig
 from ding_store.environment import ENV_URL
+from ding_store.errors import StoreUnavailable
+from ding_store.launch.status import show_status
+from ding_store.storage import open_store
 from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
 from ding_store.storage.shards.placement import shard_of
 
@@ -38,6 +44,29 @@ def test_job_on_two_servers_ends_in_order(tmp_path, redis_binary):
             assert run.wait() == 0, run.text
         rows_of(run.text)
         assert_clean((one, other))
+
+
+def test_status_names_a_server_that_is_away(capsys, monkeypatch, redis_binary):
+    monkeypatch.setattr('ding_store.launch.status.RATE_S', 0.0)
+    names = [f'v/{number}' for number in range(4)]
+    with RedisServer(redis_binary) as one, RedisServer(redis_binary) as other:
+        config = StoreConfig(True, f'{one.url} {other.url}', 'r', store_options={'connect_timeout_s': 0.1})
+        with open_store(config.url, 'r') as store:
+            for name in names:
+                store.put(name, {}, {})
+        other.kill()
+        assert show_status(config, as_json=True, every_s=None) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert sorted(found['values']) == names[::2]
+        assert found['server'].startswith(('redis ', 'valkey '))
+        assert 'memory' not in found['server']
+        (reason,) = found['servers_away']
+        assert f'unix://{other.socket} cannot be reached' in reason
+        show_status(config, as_json=False, every_s=None)
+        assert 'what a server has is missing here' in capsys.readouterr().out
+        one.kill()
+        with pytest.raises(StoreUnavailable, match='cannot be reached'):
+            show_status(config, as_json=True, every_s=None)
 
 
 def test_job_in_a_cluster_ends_in_order(tmp_path, redis_cluster):

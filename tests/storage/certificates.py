@@ -4,6 +4,8 @@ import shutil
 import ssl
 import subprocess
 from pathlib import Path
+from typing import Any, Dict
+from urllib.parse import urlencode
 
 import pytest
 
@@ -38,6 +40,22 @@ class Authority:
 
     def pair(self, name: str) -> tuple:
         return str(self.directory / f'{name}.crt'), str(self.directory / f'{name}.key')
+
+    def server_lines(self, name: str) -> str:
+        """Return the lines of a redis.conf that accepts only TLS, also from replicas and from sentinels."""
+        certificate, key = self.pair(name)
+        words = {'cert-file': certificate, 'key-file': key, 'ca-cert-file': self.ca, 'replication': 'yes'}
+        return ''.join(f'tls-{option} {word}\n' for option, word in words.items())
+
+    def client_options(self, name: str) -> Dict[str, Any]:
+        """Return the options of a redis.Redis with this certificate."""
+        certificate, key = self.pair(name)
+        return {'ssl': True, 'ssl_ca_certs': str(self.ca), 'ssl_certfile': certificate, 'ssl_keyfile': key}
+
+    def query(self, name: str) -> str:
+        """Return the query of the URL of a store with this certificate."""
+        options = {option: value for option, value in self.client_options(name).items() if option != 'ssl'}
+        return f'?{urlencode(options)}'
 
     def context(self, name: str, wants_client: bool) -> ssl.SSLContext:
         """Of a server with this certificate."""

@@ -162,6 +162,33 @@ def test_url_names_some_nodes():
     assert address_of(url) == 'rediss+cluster://[::1]:5,b'
 
 
+def test_large_payloads_are_read_from_replicas_of_the_slot(cluster, run):
+    """Also after the replica has become the primary, and the other way round."""
+    array, replica = np.arange(500_000), cluster.replica()
+    with open_store(cluster.url(), run, host_plane='off') as writer:
+        writer.append(FIRST, {}, {'x': array})
+        for name in (FIRST, SECOND):
+            writer.put(name, {}, {'x': array})
+        with open_store(cluster.url(), run, host_plane='off') as store:
+            for _ in range(2):
+                cluster.wait_until_whole()
+                replica, primary = cluster.replica(), cluster.node_of(slot_for(run, FIRST))
+                wait_until_it_has_all(primary, replica)
+                replica.client.config_resetstat()
+                assert np.array_equal(store.read(FIRST)[0].arrays['x'], array)
+                assert all(np.array_equal(store.get(name).arrays['x'], array) for name in (FIRST, SECOND))
+                assert replica.client.info('commandstats')['cmdstat_get']['calls'] == 9
+                cluster.plan_failover(replica)
+
+
+def wait_until_it_has_all(primary, replica):
+    def has_all():
+        behind = replica.client.info('replication')['slave_repl_offset']
+        return primary.client.info('replication')['master_repl_offset'] == behind
+
+    wait_until(has_all, 'the replica has all')
+
+
 def test_doctor_shows_the_nodes_and_what_a_failover_needs(cluster):
     found = {finding.name: finding for finding in check_servers(cluster.url())}
     assert found['store'].status == OK
@@ -173,6 +200,11 @@ def test_doctor_shows_the_nodes_and_what_a_failover_needs(cluster):
     assert f'replica {replica.address}, 0 bytes behind' in found['replicas'].found
     assert found['replicas'].found.count('no replica') == 2
     assert found['replicas'].fix.startswith('start a replica of each primary')
+    assert found['replica reads'].found == f'large payloads are read from replicas: {replica.address}'
+    replica.ask('ACL', 'SETUSER', 'ding', '-readonly')
+    reads = next(finding for finding in check_cluster(cluster.url()) if finding.name == 'replica reads')
+    assert (reads.status, reads.fix.partition(':')[0]) == (WARN, 'add the right +readonly to its user')
+    replica.ask('ACL', 'SETUSER', 'ding', '+readonly')
     replica.kill()
     nodes = next(finding for finding in check_cluster(cluster.url()) if finding.name == 'cluster')
     assert nodes.status == WARN

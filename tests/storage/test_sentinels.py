@@ -1,20 +1,26 @@
 """``redis+sentinel://``: the store follows the primary that the sentinels name."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from flow import STREAM, Flow
 from proxy import Proxy
-from sentinel_group import ASK_PASSWORD, PASSWORD, STOP, SentinelGroup
+from sentinel_group import ASK_PASSWORD, CONTINUE, PASSWORD, STOP, SentinelGroup, wait_until
 
 from ding_store import errors
 from ding_store.doctor.finding import FAIL, OK
 from ding_store.doctor.sentinel_checks import check_sentinels
 from ding_store.environment import ENV_SENTINEL_PASSWORD
 from ding_store.storage import open_store
+from ding_store.storage.encoding.value_parts import unpack
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
+
+#: More than one part.
+LARGE = {'x': np.arange(1_000_000)}
 
 
 @pytest.fixture(scope='module')
@@ -44,6 +50,7 @@ def test_doctor_shows_all_that_a_failover_needs(group):
     assert {name: one.status for name, one in found.items()} == dict.fromkeys(found, OK)
     assert '3 of 3 reply, quorum 2' in found['sentinels'].found
     assert f'primary {group.primary().address}; replica {replica_of(group).address}, ' in found['replicas'].found
+    assert found['replica reads'].found.endswith(f'from a replica: {replica_of(group).address}')
     assert 'not set' in found['min-replicas'].found
     assert 'begins 1 s after' in found['failover'].found
     one, other, _ = group.sentinels
@@ -154,8 +161,98 @@ def test_primary_without_replicas_keeps_what_it_refuses(group):
             primary.client.config_set('min-replicas-to-write', '0')
 
 
+@contextlib.contextmanager
+def large_payloads(group, run, **options):
+    """Put a value and append an entry, both in parts. Yield a store that reads them when the replica has them."""
+    primary, replica = group.primary(), replica_of(group)
+    with open_store(group.url(), run, host_plane='off') as writer:
+        writer.append(STREAM, {}, LARGE)
+        writer.put('weights', {}, LARGE)
+        wait_until(lambda: gap(primary, replica) == 0, 'the replica has all')
+        for server in (primary, replica):
+            server.client.config_resetstat()
+        with open_store(group.url(), run, host_plane='off', **options) as reader:
+            yield reader
+        writer.retire()
+
+
+def gap(primary, replica):
+    behind = replica.client.info('replication')['slave_repl_offset']
+    return primary.client.info('replication')['master_repl_offset'] - behind
+
+
+def num_gets(server):
+    return server.client.info('commandstats').get('cmdstat_get', {'calls': 0})['calls']
+
+
+def read_both(store):
+    assert np.array_equal(store.read(STREAM)[0].arrays['x'], LARGE['x'])
+    assert np.array_equal(store.get('weights').arrays['x'], LARGE['x'])
+
+
+def test_large_payloads_are_read_from_the_replica(group, caplog):
+    caplog.set_level('INFO', 'ding_store')
+    with large_payloads(group, 'replica') as store:
+        read_both(store)
+        assert (num_gets(group.primary()), num_gets(replica_of(group))) == (0, 17)
+        assert f'large payloads are read from the replica redis://{replica_of(group).address}' in caplog.text
+    with large_payloads(group, 'primary', read_replicas=False) as store:
+        read_both(store)
+        assert (num_gets(group.primary()), num_gets(replica_of(group))) == (17, 0)
+
+
+def test_parts_that_a_replica_lacks_come_from_the_primary(group):
+    replica = replica_of(group).client
+    with large_payloads(group, 'lacking') as store:
+        replica.config_set('replica-read-only', 'no')
+        try:
+            replica.delete(*[key for key in replica.scan_iter('ding:{lacking/*:part:*') if key[-1] in '26'])
+        finally:
+            replica.config_set('replica-read-only', 'yes')
+        read_both(store)
+        assert (num_gets(group.primary()), num_gets(replica_of(group))) == (4, 17)
+
+
+@pytest.mark.parametrize('fault', ['hung', 'stale', 'denied'])
+def test_replica_that_fails_is_not_asked_again_at_once(group, fault, caplog):
+    replica = replica_of(group)
+    with large_payloads(group, fault) as store:
+        if fault == 'hung':
+            replica.signal(STOP)
+        elif fault == 'stale':
+            replica.client.config_set('replica-serve-stale-data', 'no')
+            replica.client.replicaof('127.0.0.1', 1)
+        else:
+            replica.client.execute_command('ACL', 'SETUSER', 'ding', '-get')
+        try:
+            read_both(store)
+            assert num_gets(group.primary()) == 17
+            assert ('. Give its user the rights in docs/howto/security.md' in caplog.text) == (fault == 'denied')
+        finally:
+            replica.signal(CONTINUE)
+            replica.client.execute_command('ACL', 'SETUSER', 'ding', '+get')
+            replica.client.config_set('replica-serve-stale-data', 'yes')
+            if fault == 'stale':
+                replica.client.replicaof('127.0.0.1', group.primary().port)
+            wait_until(group.is_complete, 'the sentinels see the replica')
+
+
+def test_value_is_whole_if_the_replica_dies_while_it_is_read(group):
+    replica = replica_of(group)
+    with large_payloads(group, 'dying') as store:
+        server = store.client.server
+        parts = unpack(server.get('weights').payload)
+        payload = bytearray(parts.num_bytes)
+        targets = [memoryview(payload)[at : at + part.num_bytes] for part, at in zip(parts.parts, parts.offsets)]
+        assert server.fetch_parts('weights', list(zip(parts.parts, targets)), replica.kill)
+        assert 0 < num_gets(group.primary()) <= len(parts.parts)
+        assert payload[-LARGE['x'].nbytes :] == LARGE['x'].tobytes()
+        read_both(store)
+    group.restart_as_replica(replica)
+
+
 def test_blocked_calls_continue_after_a_planned_failover(group):
-    """Until the sentinels demote the former primary, after 10 s, there are two. Here it is demoted at once."""
+    """The sentinels name another primary, and the former one stays a primary: here they have no right to demote it."""
     with (
         RedisStore(group.url(), 'planned', max_pending_bytes=1000) as store,
         Flow(group.url(), 'flow') as flow,
@@ -169,20 +266,28 @@ def test_blocked_calls_continue_after_a_planned_failover(group):
             pool.submit(lambda: store.append('full', {}, chunk(1, 80), timeout_s=WAIT_S)),
         ]
         former = group.primary()
+        former.client.execute_command('ACL', 'SETUSER', 'sentinel', '-slaveof')
         eventually(lambda: former.client.info('clients')['blocked_clients'] >= 3, 'they wait')
         group.plan_failover()
         primary = group.wait_for_failover(former)
-        flow.go_on()  # at the former primary
+        eventually(lambda: set(users_at(former)) == {'default', 'sentinel'}, 'all have left it')
+        assert former.client.info('replication')['role'] == 'master'
+        flow.go_on()
         with RedisStore(group.url(), 'planned') as other:
             other.append(STREAM, {}, chunk(5))
             other.put('weights', {}, {})
             reader = Reader(other, 'full', 'learner')
             assert [number_of(entry) for entry in reader.read(timeout_s=WAIT_S)] == [0]
             reader.ack()
-        former.client.replicaof('127.0.0.1', primary.port)
         assert [work.result(WAIT_S) for work in blocked[:2]] == [[5], 1]
         blocked[2].result(WAIT_S)
-        flow.go_on()
+        assert 'ding' not in users_at(former)
+    former.client.execute_command('ACL', 'SETUSER', 'sentinel', '+slaveof')
+    former.client.replicaof('127.0.0.1', primary.port)
+
+
+def users_at(server):
+    return [one['user'] for one in server.client.client_list()]
 
 
 def test_known_primary_is_kept_without_sentinels(group, caplog):

@@ -11,11 +11,17 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 from certificates import Authority
+from flow import Flow
 from proxy import Proxy
-from redis_server import RedisServer
+from redis_cluster import RedisCluster
+from redis_server import RedisServer, has_tls
+from sentinel_group import SentinelGroup
 
 from ding_store import errors
+from ding_store.doctor.cluster_checks import check_cluster
+from ding_store.doctor.finding import OK
 from ding_store.doctor.redis_checks import check_store
+from ding_store.doctor.sentinel_checks import check_sentinels
 from ding_store.environment import ENV_SENTINEL_PASSWORD, ENV_SENTINEL_TLS, ENV_SENTINEL_USER
 from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
@@ -132,25 +138,52 @@ def test_doctor_names_what_tls_requires(proxy, strangers):
     assert 'ssl_ca_certs=' in finding.fix
 
 
-def test_redis_with_its_own_tls_is_accepted(redis_binary, authority):
-    """Debian's does; the one in the wheel was built without."""
+@pytest.fixture(scope='module')
+def tls_binary(redis_binary):
+    if not has_tls(redis_binary):
+        pytest.skip(f'{redis_binary} was built without TLS. Name another one in DING_STORE_REDIS_SERVER')
+    return redis_binary
+
+
+def test_redis_with_its_own_tls_is_accepted(tls_binary, authority):
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = free.getsockname()[1]
     certificate, key = authority.pair('server')
     words = ['--tls-port', str(port), '--tls-cert-file', certificate, '--tls-key-file', key]
-    server = RedisServer(redis_binary, *words, '--tls-ca-cert-file', str(authority.ca), '--requirepass', 'se/cret')
-    try:
-        try:
-            server.start()
-        except AssertionError:
-            pytest.skip(f'{redis_binary} was built without TLS')
+    words += ['--tls-ca-cert-file', str(authority.ca), '--requirepass', 'se/cret']
+    with RedisServer(tls_binary, *words):
         with RedisStore(url(port, authority, authority, ':se%2Fcret@'), 'tls') as store:
             exercise(store)
         with pytest.raises(errors.StoreUnavailable):
             open_store(url(port, authority), connect_timeout_s=0.2)
-    finally:
-        server.__exit__()
+
+
+def test_real_sentinels_with_tls_and_users_are_followed(tls_binary, authority, monkeypatch):
+    with SentinelGroup(tls_binary, tls=authority) as group:
+        for sentinel in group.sentinels:
+            sentinel.client.execute_command('ACL', 'SETUSER', 'asker', 'on', '>se/cr@t', 'allchannels', '+@all')
+        monkeypatch.setenv(ENV_SENTINEL_USER, 'asker')
+        monkeypatch.setenv(ENV_SENTINEL_PASSWORD, 'se/cr@t')
+        found = {finding.name: finding for finding in check_sentinels(group.url())}
+        assert {name: one.status for name, one in found.items()} == dict.fromkeys(found, OK)
+        assert 'from a replica: 127.0.0.1' in found['replica reads'].found
+        with Flow(group.url(), 'tls', host_plane='off') as flow:
+            group.primary().kill()
+            flow.go_on()
+        monkeypatch.setenv(ENV_SENTINEL_PASSWORD, 'wrong')
+        with pytest.raises(errors.StoreDenied, match='the sentinels deny access'):
+            open_store(group.url(), connect_timeout_s=0.1)
+
+
+def test_real_cluster_with_tls_is_followed(tls_binary, authority):
+    with RedisCluster(tls_binary, num_replicas=1, tls=authority) as cluster:
+        assert {finding.name for finding in check_cluster(cluster.url()) if finding.status == OK} >= {'cluster'}
+        with Flow(cluster.url(), 'tls', 's/0', host_plane='off') as flow:
+            cluster.nodes[0].kill()
+            flow.go_on()
+        with open_store(cluster.url(), 'tls') as store:
+            exercise(store)
 
 
 def test_certificate_missing_during_a_reconnect_is_awaited(proxy, authority, tmp_path):

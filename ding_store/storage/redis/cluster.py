@@ -26,6 +26,9 @@ class ClusterServer(Router):
         super().__init__(run, [RedisServer(url, None, run, writer, options, group) for group in self._groups])
         self.address = address_of(url)
 
+    def _host_of(self, number: int) -> object:
+        return self._groups[number].server_url
+
     def connect(self) -> None:
         """Connect to each node that has a group. Further connections are made with the first commands."""
         connected: Set[Optional[str]] = set()

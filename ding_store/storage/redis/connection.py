@@ -7,8 +7,9 @@ import math
 import random
 import threading
 import time
+import weakref
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, Optional, Set, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple, TypeVar
 from urllib.parse import quote
 
 import redis
@@ -27,7 +28,7 @@ from ding_store.storage.protocol import Availability
 from ding_store.storage.redis.groups import Group
 from ding_store.storage.redis.replies import ReplyKind, code_of, is_unrun, meaning_of, text_of
 from ding_store.storage.redis.scripts import load_scripts
-from ding_store.storage.redis.sentinels import sentinels_of
+from ding_store.storage.redis.sentinels import Sentinels, sentinels_of
 from ding_store.storage.redis.server_checks import (
     ServerGeneration,
     check_files,
@@ -58,6 +59,9 @@ _TRY_S, _LONGEST_TRY_S = 2.0, 3600.0
 #: Longest pause between two attempts. Sentinels and clusters name another primary within seconds: look more often.
 _PAUSE_S, _FINDER_PAUSE_S = 1.0, 0.25
 
+#: Interval in which a thread asks the sentinels whether another server is the primary now. The former one may go on as
+#: a primary until they demote it, which takes about 10 s. What is written there meanwhile is lost.
+_LOOK_AT_SENTINELS_S = 1.0
 #: Interval in which a non-blocking call checks if the server is away, while another thread holds a lock.
 _LOOK_EVERY_S = 0.05
 
@@ -103,6 +107,8 @@ class Connection(Availability):
         self._session: Optional[ServerSession] = None
         self._thread = threading.local()
         self._opener: Optional[threading.Thread] = None
+        self._server_url = ''  # of the last session
+        self._watcher: Optional[threading.Thread] = None
         self._closed = threading.Event()
         self._is_over = False
         #: Code of a transient reply -> since when it comes, and the calls that got it. One warning covers them all.
@@ -124,6 +130,21 @@ class Connection(Availability):
     def reach(self, what: str, patience_s: float) -> None:
         """See ``Availability.reach``. The limit is ``reconnect_timeout_s``. This does not call ``after_reconnect``."""
         self._call(what, lambda session: None, min(patience_s, self.reconnect_timeout_s))
+
+    @property
+    def in_cluster(self) -> bool:
+        return self._group is not None
+
+    def find_replicas(self, again: bool) -> List[str]:
+        """
+        Overview:
+            Return the URLs of the server's replicas that may be read. None if the URL names the server itself.
+        Arguments:
+            - again (:obj:`bool`): The last reply to this was of no use.
+        Raises:
+            - redis.RedisError: They are not known now.
+        """
+        return self._finder.find_replicas(again) if self._finder and self._options.read_replicas else []
 
     def has_hung(self, error: StoreError) -> bool:
         return isinstance(error.__cause__, redis.TimeoutError)
@@ -292,6 +313,8 @@ class Connection(Availability):
         if session is not None:
             wake(session.client)
             session.close()
+        if isinstance(self._finder, Sentinels):
+            self._finder.close()
 
     def end(self) -> None:
         """Never reconnect from now on: the run is over, and its server stops after its last client has left."""
@@ -323,12 +346,28 @@ class Connection(Availability):
                 )
                 client.info('server')
                 self._note_session(generation)
+                self._server_url = url
                 guard = () if self._group is None else self._group.guard
                 session = self._session = ServerSession(client, self._scripts, generation, guard=guard)
                 if self._closed.is_set():
                     session.close()  # close() may have run before this session was set
                     self._check_open()
+                self._watch_sentinels()
             return session
+
+    def _watch_sentinels(self) -> None:
+        """Start the thread that notices when the sentinels name another primary."""
+        if self._watcher is None and isinstance(self._finder, Sentinels):
+            arguments = weakref.ref(self), self._finder, self._closed
+            self._watcher = threading.Thread(target=_watch, args=arguments, name='ding_store-sentinels', daemon=True)
+            self._watcher.start()
+
+    def follow(self, primary_url: str) -> None:
+        """Leave the server of the present session if it is not this one. Calls that run there are made again."""
+        session = self._session
+        if session is not None and primary_url != self._server_url and not self._is_over:
+            self._drop(session, redis.ConnectionError(f'the sentinels name another primary: {address_of(primary_url)}'))
+            wake(session.client)
 
     @contextmanager
     def _turn_to_open(self, until: float) -> Iterator[None]:
@@ -461,6 +500,21 @@ class Connection(Availability):
         return StoreUnavailable(
             f'{what}: {self.address} cannot be reached: {error}. Look for the reason in {self._directory}.'
         )
+
+
+def _watch(connection: weakref.ref[Connection], sentinels: Sentinels, closed: threading.Event) -> None:
+    """Follow the primary that the sentinels name, until the connection is closed or no longer used."""
+    while not closed.wait(_LOOK_AT_SENTINELS_S * random.uniform(0.5, 1.0)):
+        with suppress(redis.RedisError, StoreError):
+            if not _follow(connection(), sentinels.find_primary()):
+                return
+
+
+def _follow(connection: Optional[Connection], primary_url: str) -> bool:
+    """Return False if the connection is no longer used."""
+    if connection is not None:
+        connection.follow(primary_url)
+    return connection is not None
 
 
 def _left_s(until: float) -> float:

@@ -183,6 +183,12 @@ class Group:
         """Return the primary that has the slot, or None."""
         return next((each.primary for each in ranges if each.first <= self.slot <= each.last), None)
 
+    def find_replicas(self, again: bool) -> List[str]:
+        """Return the URLs of the replicas that the node of the slot has, by the last or another look at the cluster."""
+        ranges = self._nodes.find() if again else self._nodes.ranges
+        replicas = next((each.replicas for each in ranges if each.first <= self.slot <= each.last), ())
+        return list(map(self._nodes.url.node_url, replicas))
+
     def explain_away(self) -> str:
         """Return what to do if the node cannot be reached."""
         if not self.server_url:

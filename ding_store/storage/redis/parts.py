@@ -7,6 +7,7 @@ received into their final place.
 
 from __future__ import annotations
 
+import itertools
 import struct
 import zlib
 from collections import deque
@@ -148,16 +149,9 @@ def read_parts(connection: Any, parts: Sequence[Part], moved: Moved = unwatched)
         num_ahead -= len(target)
 
 
-def read_payloads(
-    connection: Any, places: Sequence[Parted], payloads: Sequence[memoryview], moved: Moved = unwatched
-) -> List[bool]:
-    """Read payloads into their memory. Return False for each with a part that is missing or has another length."""
-    parts = [part for where, payload in zip(places, payloads) for part in parts_of(where, payload)]
-    are_good = read_parts(connection, parts, moved)
-    return [False not in [next(are_good) for _ in range(where.num_parts)] for where in places]
-
-
 T = TypeVar('T')
+#: Reads parts into their memory as far as a replica has them. Returns the numbers of the others.
+ReadReplica = Callable[..., List[int]]
 
 
 class Parts:
@@ -166,8 +160,9 @@ class Parts:
         Fetches payloads that are in parts.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, read_replica: ReadReplica) -> None:
         self._connection = connection
+        self._read_replica = read_replica
 
     def fetch(self, stream: str, records: Sequence[StoredEntry], fetch: Fetch = fetch_own) -> List[Optional[Buffer]]:
         """
@@ -185,13 +180,22 @@ class Parts:
 
         def download(remotes: Sequence[Remote], payloads: Sequence[memoryview], moved: Moved) -> List[bool]:
             parted = [wanted[one] for one in remotes]
-            found: List[bool] = self._connection.call(
-                f'read {stream!r}', lambda session: _borrowing(session, read_payloads, parted, payloads, moved)
-            )
-            return found
+            parts = [part for where, payload in zip(parted, payloads) for part in parts_of(where, payload)]
+            left = self._read_replica(parts, moved)
+            are_there = self._read(stream, [parts[number] for number in left], moved) if left else []
+            missing = {number for number, is_there in zip(left, are_there) if not is_there}
+            numbers = itertools.count()
+            return [missing.isdisjoint([*itertools.islice(numbers, where.num_parts)]) for where in parted]
 
         found = iter(fetch(stream, list(wanted), download))
         return [record.payload if where is None else next(found) for record, where in zip(records, places)]
+
+    def _read(self, stream: str, parts: Sequence[Part], moved: Moved) -> List[bool]:
+        def read(connection: Any) -> List[bool]:
+            return list(read_parts(connection, parts, moved))
+
+        found: List[bool] = self._connection.call(f'read {stream!r}', lambda session: _borrowing(session, read))
+        return found
 
     def are_whole(self, stream: str, payload: Buffer) -> bool:
         """True if the parts have the lengths that their place states. Takes the time of a fetch, but no memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any, Dict, List, Optional
 from urllib.parse import quote
 
@@ -38,6 +39,8 @@ class Sentinels:
         self._address = address_of(url)
         self._hosts = list(self.url.hosts)  # The one that replied last is the first.
         self._is_known_away = False
+        self._clients: Dict[str, Any] = {}
+        self._lock = threading.Lock()
 
     def find_primary(self) -> str:
         """
@@ -50,6 +53,10 @@ class Sentinels:
             - StoreDenied: No sentinel accepts this client.
             - StoreUnsuitable: A server that replies is no sentinel.
         """
+        with self._lock:
+            return self._find_primary()
+
+    def _find_primary(self) -> str:
         errors: List[redis.RedisError] = []
         self._failures, unknown = {}, ''
         for host in list(self._hosts):
@@ -77,6 +84,12 @@ class Sentinels:
         self._is_known_away = True
         return self.server_url
 
+    def find_replicas(self, again: bool) -> List[str]:
+        """Return the URLs of the replicas that the sentinel which replied last sees connected to the primary."""
+        found = [words(one) for one in self.ask(self._hosts[0], 'REPLICAS', self.url.primary)]
+        good = [one for one in found if one['flags'] == 'slave' and one['master-link-status'] == 'ok']
+        return [self.url.server_url(one['ip'], int(one['port'])) for one in good]
+
     def explain_away(self) -> str:
         """Return what to do if the primary cannot be reached."""
         if not self.server_url:
@@ -92,11 +105,16 @@ class Sentinels:
 
     def ask(self, host: str, *words: str) -> Any:
         """Send a SENTINEL command to one of the sentinels. Return its reply."""
-        client: Any = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
-        try:
-            return client.execute_command('SENTINEL', *words)
-        finally:
-            client.connection_pool.disconnect()
+        client = self._clients.get(host)
+        if client is None:
+            client = make_client(self.sentinel_url(host), lambda connection: connection.on_connect(), ASK_S)
+            self._clients[host] = client
+        return client.execute_command('SENTINEL', *words)
+
+    def close(self) -> None:
+        """Close the idle connections."""
+        for client in list(self._clients.values()):
+            client.connection_pool.disconnect(inuse_connections=False)
 
     def sentinel_url(self, host: str) -> str:
         """Return the URL of a sentinel. It uses TLS if the servers do, with the same certificates."""
@@ -129,6 +147,12 @@ class Sentinels:
                     f'no sentinel: {where}. Write addresses of sentinels into the URL, or use redis:// for a server.'
                 ) from error
         raise redis.ConnectionError(f'no sentinel replies: {self._reasons}')
+
+
+def words(reply: List[bytes]) -> Dict[str, str]:
+    """Return the fields of one server in the reply of a sentinel."""
+    texts = [word.decode() for word in reply]
+    return dict(zip(texts[::2], texts[1::2]))
 
 
 def sentinels_of(url: str) -> Optional[Sentinels]:

@@ -33,6 +33,7 @@ from ding_store.storage.redis.info import read_counters, read_memory, read_strea
 from ding_store.storage.redis.keys import RunKeys, generation_key
 from ding_store.storage.redis.notifications import RedisNotifications
 from ding_store.storage.redis.parts import Parts
+from ding_store.storage.redis.replicas import Replicas
 from ding_store.storage.redis.scripts import Command
 from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.unanswered import Unanswered
@@ -76,10 +77,11 @@ class RedisServer(Server):
         self.min_replicas = options.min_replicas
         self.keys = RunKeys(self.connection, run, tag)
         self._appends = RedisAppends(self.connection, self.keys, writer)
-        self._parts = Parts(self.connection)
+        self._replicas = Replicas(self.connection)
+        self._parts = Parts(self.connection, self._replicas.read)
         self._entries = RedisEntries(self.connection, self.keys, self._parts)
         self._notifications = RedisNotifications(self.connection, self.keys)
-        self._values = RedisValues(self.connection, self.keys, writer, self.versions)
+        self._values = RedisValues(self.connection, self.keys, writer, self.versions, self._replicas.read)
         self._unanswered = Unanswered(self.connection)
 
     def connect(self) -> None:
@@ -280,6 +282,7 @@ class RedisServer(Server):
     def close(self) -> None:
         self._unanswered.close()
         self.connection.close()
+        self._replicas.close()
 
     def retire(self, names: Set[str]) -> None:
         if self._directory is None:

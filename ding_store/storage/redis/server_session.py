@@ -23,6 +23,19 @@ _GET_CONNECTION = ('EVALSHA',) if _NAME is not None and _NAME.default is _NAME.e
 Before = Callable[[Any], Tuple[int, bytes]]
 
 
+@contextmanager
+def lent(client: Any) -> Iterator[Any]:
+    """Lend a connection of a client's pool for commands that are read from its socket."""
+    connection = client.connection_pool.get_connection(*_GET_CONNECTION)
+    try:
+        yield connection
+    except BaseException:
+        connection.disconnect()  # The next command must not read a late reply to this one.
+        raise
+    finally:
+        client.connection_pool.release(connection)
+
+
 @dataclass(frozen=True)
 class ServerSession:
     """A client for one server generation, idle connections, and the scripts."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Callable, Dict, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 from ding_store.errors import ConfigError
+from ding_store.storage.memory.server import Memory, MemoryServer
 from ding_store.storage.options import (
     ALL_OPTIONS,
     FAILOVER_DEFAULTS,
@@ -18,6 +19,7 @@ from ding_store.storage.options import (
 from ding_store.storage.protocol import Server
 from ding_store.storage.redis.cluster import ClusterServer
 from ding_store.storage.redis.server import RedisServer
+from ding_store.storage.shards.router import Router
 from ding_store.storage.shards.server import ShardedServer
 from ding_store.storage.store import NO_HOST_CACHE, Store
 from ding_store.storage.urls import (
@@ -81,6 +83,26 @@ class RedisStore(Store):
         # The path in an embedded:// URL is relative to the working directory of this process.
         url = self._url if self._directory is None else embedded_url(os.path.dirname(self._directory))
         return _reopened, (url, self.run, self._host_options, self._options)
+
+
+def open_to_read(url: str, run: str, **options: Any) -> Tuple[RedisStore, List[str]]:
+    """
+    Overview:
+        Open a store for a process that only reads. If some of several servers cannot be reached, what they have is
+        missing in it. Return also why they cannot.
+    Raises:
+        - StoreUnavailable: The server, or each of several, cannot be reached.
+    """
+    store = RedisStore(url, run, connect=False, **options)
+    server = store.client.server
+    try:
+        if isinstance(server, Router):
+            return store, server.connect_to_read(lambda: MemoryServer(Memory(), run, server.writer))
+        server.connect()
+        return store, []
+    except BaseException:
+        store.close()
+        raise
 
 
 def _reopened(url: str, run: str, host: HostOptions, options: Dict[str, Any]) -> RedisStore:

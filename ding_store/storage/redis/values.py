@@ -15,7 +15,7 @@ from ding_store.storage.encoding.value_parts import SentParts, ValuePart, is_goo
 from ding_store.storage.protocol import LOOK_S, Decided, Moved, StartVersions, Version, conflict
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.keys import RunKeys
-from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, read_parts, write_parts
+from ding_store.storage.redis.parts import MAX_TRIES, VANISHED, ReadReplica, read_parts, write_parts
 from ding_store.storage.redis.resp import entries_of, fields_of
 from ding_store.storage.redis.scripts import Argument, Command
 from ding_store.storage.redis.server_session import Before, ServerSession
@@ -38,14 +38,18 @@ class RedisValues:
     Arguments:
         - writer (:obj:`str`): The writer's id.
         - versions (:obj:`StartVersions`): The versions that this writer counts on from.
+        - read_replica (:obj:`ReadReplica`): Reads what a replica has.
     """
 
-    def __init__(self, connection: Connection, keys: RunKeys, writer: str, versions: StartVersions) -> None:
+    def __init__(
+        self, connection: Connection, keys: RunKeys, writer: str, versions: StartVersions, read_replica: ReadReplica
+    ) -> None:
         self._connection = connection
         self._keys = keys
         self._writer = writer
         self._num_puts = itertools.count(1)
         self._versions = versions
+        self._read_replica = read_replica
         self._seen: Dict[str, str] = {}  # value -> token of its newest version in the server's last reply
         self._sent: Dict[str, SentParts] = {}
         self._lock = threading.Lock()
@@ -166,13 +170,16 @@ class RedisValues:
 
     def fetch(self, name: str, wanted: Sequence[Tuple[ValuePart, memoryview]], moved: Moved) -> bool:
         parts = [(f'{self._part_key(name, part.token)}{part.number}'.encode(), target) for part, target in wanted]
+        left = self._read_replica(parts, moved, lambda number: is_good(*wanted[number]))
+        if not left:
+            return True
 
         def read(session: ServerSession) -> bool:
             with session.borrowed() as connection:
                 is_whole = True
-                for (part, target), is_there in zip(wanted, read_parts(connection, parts, moved)):
+                for number, is_there in zip(left, read_parts(connection, [parts[number] for number in left], moved)):
                     is_whole &= is_there
-                    if is_whole and not is_good(part, target):
+                    if is_whole and not is_good(*wanted[number]):
                         raise CorruptPayload(f'get {name!r}: the checksum of a part does not match')
                 return is_whole
 

@@ -45,7 +45,8 @@ class Router(Server):
     def __init__(self, run: str, servers: Sequence[Server]) -> None:
         super().__init__(servers[0].writer)
         self._run = run
-        self._servers = tuple(servers)
+        self._empty: Set[Server] = set()  # those that stand in for others, see ``connect_to_read``
+        self._use(servers)
         self.address = ' '.join(server.address for server in servers)
         self.patience_s = max(server.patience_s for server in servers)
         self.max_payload_bytes = min(server.max_payload_bytes for server in servers)
@@ -54,10 +55,43 @@ class Router(Server):
         self.versions = _Versions(self._on)
         for number, server in enumerate(servers):
             server.after_reconnect = functools.partial(self._restore, number)
+
+    def _use(self, servers: Sequence[Server]) -> None:
+        self._servers = tuple(servers)
         if len(servers) == 1:
             self.availability = servers[0].availability
         else:
             self.availability = ShardedAvailability([server.availability for server in servers])
+
+    def connect_to_read(self, make_empty: Callable[[], Server]) -> List[str]:
+        """
+        Overview:
+            Connect in a process that only reads. From now on, there is an empty server in place of each one that cannot
+            be reached. Return why those cannot.
+        Arguments:
+            - make_empty (:obj:`Callable`): Returns an empty server.
+        Raises:
+            - StoreUnavailable: None of them can be reached.
+        """
+        servers: List[Server] = []
+        errors: Dict[object, StoreUnavailable] = {}
+        for number, server in enumerate(self._servers):
+            try:
+                server.connect()
+                servers.append(server)
+            except StoreUnavailable as e:
+                server.close()
+                errors.setdefault(self._host_of(number), e)
+                servers.append(make_empty())
+        self._empty = set(servers).difference(self._servers)
+        if len(self._empty) == len(servers):
+            raise next(iter(errors.values()))
+        self._use(servers)
+        return list(map(str, errors.values()))
+
+    def _host_of(self, number: int) -> object:
+        """Return what a server shares with those that are away whenever it is."""
+        return number
 
     def _restore(self, number: int) -> None:
         """Restore entries with the next write: the server may have lost its memory."""
@@ -197,7 +231,7 @@ class Router(Server):
 
     def info(self) -> StoreInfo:
         """Return what all servers hold, in one."""
-        infos = [server.info() for server in self._servers]
+        infos = [server.info() for server in self._servers if server not in self._empty]
         found = StoreInfo(self.address, self._run, ', '.join(dict.fromkeys(info.server for info in infos)))
         for info in infos:
             found.streams.update(info.streams)
