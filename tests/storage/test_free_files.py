@@ -170,6 +170,25 @@ def test_full_file_system_takes_free_files_first(redis_server, tmp_path):
         unmount(tmp_path / 'shm')
 
 
+def test_free_file_that_cannot_grow_is_used_as_it_is(redis_server, tmp_path):
+    """Huge pages would take 4 MiB. The next object ends in the same page as the last one."""
+    tmpfs(tmp_path / 'shm', '6m')
+    try:
+        with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path / 'shm')) as store:
+            objects = store.objects(max_bytes=100 * MB)
+            ref = objects.put(arrays(3 * MB, 1))
+            (tmp_path / 'shm' / 'filler').write_bytes(bytes(2 * MB))
+            objects.delete(ref)
+            for number, size in enumerate((3 * MB + 64, 3 * MB + 1280, 3 * MB - 640)):
+                ref = objects.put(arrays(size, number))
+                assert is_right(objects.get(ref).arrays['x'], number)
+                assert objects.get(ref).arrays['x'].nbytes == size
+                objects.delete(ref)
+            assert objects.info().counts['reused'] == 3
+    finally:
+        unmount(tmp_path / 'shm')
+
+
 def test_file_that_a_killed_process_left_is_removed(opened, tmp_path):
     with opened() as store:
         objects = store.objects(max_bytes=100 * MB)

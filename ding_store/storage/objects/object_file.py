@@ -86,7 +86,8 @@ class ObjectFile:
         try:
             allocate(self.descriptor, 0, self._capacity, 'the file of an object')
         except NotEnoughSpace:
-            self._capacity = size  # It had room for this object before.
+            self._capacity = pages(size)  # The object fits into these pages, and they are there.
+            os.ftruncate(self.descriptor, self._capacity)
             return
         if self._capacity >= HUGE_PAGE and make_huge(self.descriptor, self._capacity):
             self._pages = _HUGE
