@@ -1,8 +1,8 @@
 """Files of objects that are gone. The next objects use their pages again, since fresh ones take longer than the copy.
 
 A reader may use an object after it was deleted, without a lock. So its file must not change before the last mapping of
-it ends. The kernel counts who has a file open or mapped, forked children included. It grants a *write lease* only if no
-process has. So a file gets here in this order:
+it ends. The kernel counts the openings and mappings of a file, also those of forked children. It grants a *write lease*
+only if there is none. So a file gets here in this order:
 
 1. It loses the object's name, under the lock of the host's state. From now on, no process finds it.
 2. The kernel grants a lease. Otherwise the file is removed, and its memory is freed with the last mapping.
