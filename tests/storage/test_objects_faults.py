@@ -78,11 +78,10 @@ def test_listing_counts_an_object_that_is_being_put_once(monkeypatch, listed):
                 patched.setattr(os, 'scandir', slow_scandir)
                 assert objects.info().in_memory.num_objects == (1 if listed == 'new' else 0)
         assert objects.get(found[0]).arrays['x'].sum() == KB
-        for _ in range(2):
+        # Only ``info`` counts anew. There is room for two more.
+        for _ in range(2 if listed == 'new' else 3):
             objects.put(arrays(KB))
-        assert objects.info().counts['evicted'] == 0
-        objects.put(arrays(KB))
-        assert objects.info().counts['evicted'] >= 1
+        assert (objects.info().counts['evicted'] > 0) == (listed == 'objects')
 
 
 def test_request_that_fails_does_not_stop_the_next_ones(redis_server, tmp_path, caplog):
