@@ -1,6 +1,7 @@
 """
 Benchmark of data sets: epochs from memory and from the disk, beside the copy of memory, the disk's random reads, and
-torch's DataLoader over DI-engine's own HDF5 data set. Then arrays of records, opened by several processes.
+torch's DataLoader over DI-engine's own HDF5 data set, webdataset and mosaicml-streaming. Then arrays of records, opened
+by several processes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional
 import numpy as np
 import torch
 
+from benchmarks import data_set_peers
 from benchmarks.machine import busy_cores, others
 from benchmarks.output import say, show
 from ding_store.compare.units import size_text
@@ -86,12 +88,15 @@ def measure_epochs(path: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
                 )
         except ConfigError as error:
             say(str(error))
+        say('webdataset, mosaicml-streaming')
+        peers = data_set_peers.rates(mapped, path, BATCH, lambda counts: rate(counts, budget_s))
     return {
         'rows': num_rows,
         'row_bytes': row_bytes,
         'bytes': num_bytes,
         'write_bytes_per_s': num_bytes / write_s,
         'rows_per_s': figures,
+        'peers': peers,
         'other_cores': cores,
     }
 
@@ -306,6 +311,9 @@ def render_epochs(found: Dict[str, Any]) -> str:
     for name, figure in figures.items():
         share = f'{figure / figures[bounds[name]]:10.2f}' if name in bounds else ''
         lines.append(f'{name:38}{figure:12,.0f}{figure * found["row_bytes"] / 1e9:8.2f}{share}')
+    for name, peer in found['peers'].items():
+        size = f'{peer:12,.0f}{peer * found["row_bytes"] / 1e9:8.2f}' if isinstance(peer, float) else f' {peer}'
+        lines.append(f'{name + ", DataLoader":38}{size}')
     lines.append(f'written at {found["write_bytes_per_s"] / 1e6:,.0f} MB/s')
     return '\n'.join(lines + others(found['other_cores']))
 

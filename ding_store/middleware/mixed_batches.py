@@ -12,6 +12,7 @@ from ding_store.buffer import StoreBuffer
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.datasets import DataSet
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
+from ding_store.middleware.own_rank import own_place
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
@@ -33,7 +34,8 @@ class Part:
 
     def __init__(self, source: Any, size: int, fills: Mapping[str, float], seed: int) -> None:
         self.source, self.size, self.fills = source, size, fills
-        self._epochs = source.epochs(size, seed) if isinstance(source, DataSet) else None
+        # Several learners draw different rows: each has its part of every epoch.
+        self._epochs = source.epochs(size, seed, *own_place()) if isinstance(source, DataSet) else None
         self.has_priorities = isinstance(source, StoreBuffer) and source.sampler.priorities is not None
 
     def is_collated(self) -> bool:

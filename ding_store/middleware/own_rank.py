@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+from typing import Any, List, Tuple
 
 #: At most one ``LearnerRank``: ``learner_ranks.start`` sets it.
 _own: List[Any] = []
@@ -30,4 +30,12 @@ def set_own_worker(worker: Any) -> None:
 
 def is_first() -> bool:
     """Return True if this process saves for all: it is rank 0, or no learner or worker of several."""
-    return not any(each is not None and each.rank for each in (own_rank(), own_worker()))
+    return own_place()[0] == 0
+
+
+def own_place() -> Tuple[int, int]:
+    """Return this process's rank among the learners or workers, and their number. (0, 1): it is the only one."""
+    for each in (own_rank(), own_worker()):
+        if each is not None:
+            return each.rank, each.num
+    return 0, 1

@@ -17,6 +17,7 @@ from easydict import EasyDict
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.datasets import DataSet, DataSetWriter
 from ding_store.errors import ConfigError, SchemaMismatch
+from ding_store.middleware import own_rank
 from ding_store.middleware.replay import OffPolicyLearner, data_fetcher
 
 CFG = EasyDict(seed=0, policy=dict(priority=True, collect=dict(unroll_len=1), learn=dict(batch_size=16)))
@@ -74,6 +75,19 @@ def test_mixed_batch_has_the_share_of_each_source(demonstrations):
         seen += batch.obs[12:, 0].tolist()
     assert len(set(seen)) == 40, 'each demonstration once per epoch'
     assert demonstrations[0]['reward'].item() == 0.5, 'the data set is as it was'
+
+
+@pytest.mark.parametrize('kind', [own_rank.set_own_rank, own_rank.set_own_worker])
+def test_learners_draw_different_demonstrations(demonstrations, monkeypatch, kind):
+    monkeypatch.setattr(own_rank, '_own', [])
+    monkeypatch.setattr(own_rank, '_worker', [])
+    seen = []
+    for rank in range(2):
+        kind(types.SimpleNamespace(rank=rank, num=2))
+        fetch = data_fetcher(CFG, [(replay(), 0.75), (demonstrations, 0.25)], collate='batch')
+        while len(seen) < 20 * (rank + 1):
+            seen += [row for row in fetched(fetch).obs[:, 0].tolist() if row < 0]
+    assert len(set(seen)) == 40, 'each demonstration once per epoch of both'
 
 
 def test_mixed_batch_of_two_replays_equals_a_stock_one():

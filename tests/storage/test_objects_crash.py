@@ -11,6 +11,7 @@ from processes import child
 
 from ding_store.errors import NotEnoughSpace, ObjectGone
 from ding_store.storage import open_store
+from ding_store.storage.objects import free_files
 from ding_store.storage.testing import WAIT_S, eventually
 
 NUM_KILLS = 8 * int(os.environ.get('DING_STORE_MORE_KILLS', '1'))
@@ -96,7 +97,9 @@ def work(url, run, options, alive, seed):
 
 
 @pytest.mark.parametrize('eviction', ['fifo', 's3fifo'])
-def test_killed_process_loses_and_leaks_no_object(redis_server, tmp_path, eviction):
+def test_killed_process_loses_and_leaks_no_object(redis_server, tmp_path, eviction, monkeypatch):
+    uses_again = eviction == 's3fifo'
+    monkeypatch.setattr(free_files, '_FROM_BYTES', 1 if uses_again else 1 << 30)
     url, run, rng = redis_server.url, next(_RUNS), random.Random(0)
     options = {
         'store': {'host_cache_dir': str(tmp_path / 'cache')},
@@ -124,6 +127,10 @@ def test_killed_process_loses_and_leaks_no_object(redis_server, tmp_path, evicti
             assert info.in_memory.num_bytes <= OPTIONS['max_bytes']
             assert info.in_memory.num_objects + info.spilled.num_objects >= len(model.alive)
             assert info.counts['spilled_objects'] > 0
+            assert (info.counts['reused'] > 0) == uses_again
+            (memory,) = (tmp_path / 'cache').rglob('objects')
+            files = [path for path in memory.iterdir() if path.name.startswith(('free-', *'0123456789abcdef'))]
+            assert sum(path.stat().st_size for path in files) <= OPTIONS['max_bytes'] + 4096
         # Its pins are gone: all objects can leave the memory.
         big = objects.put({'x': np.zeros(390_000, np.uint8)})
         assert objects.info().in_memory.num_objects == 1

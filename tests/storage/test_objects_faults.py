@@ -14,7 +14,7 @@ import pytest
 from processes import child
 from two_hosts import two_hosts
 
-from ding_store.errors import ForeignFile, StoreTimeout
+from ding_store.errors import ForeignFile, ObjectGone, StoreTimeout
 from ding_store.storage import open_store
 from ding_store.storage.objects import host_objects, transfers
 from ding_store.storage.objects.eviction import MAIN, ORDERS, Found, Listing
@@ -49,10 +49,12 @@ def thread_of(work):
         assert not thread.is_alive()
 
 
-def test_listing_counts_an_object_that_is_being_put_once(monkeypatch):
+@pytest.mark.parametrize('listed', ['new', 'objects'])
+def test_listing_counts_an_object_that_is_being_put_once(monkeypatch, listed):
+    """The put ends after this directory was listed."""
     writes, is_listed, scandir, write = threading.Event(), threading.Event(), os.scandir, os.pwritev
     with open_store('memory://') as store:
-        objects = store.objects(max_bytes=MB)
+        objects = store.objects(max_bytes=3 * 4096, eviction='fifo')
 
         def pwritev(*arguments):
             writes.set()
@@ -68,15 +70,18 @@ def test_listing_counts_an_object_that_is_being_put_once(monkeypatch):
                 def slow_scandir(path):
                     with scandir(path) as entries:
                         names = list(entries)
-                    is_listed.set()
-                    putting.join(0.3)  # It must not end while the directory is listed.
+                    if os.path.basename(path) == listed:
+                        is_listed.set()
+                        putting.join(WAIT_S)
                     yield iter(names)
 
                 patched.setattr(os, 'scandir', slow_scandir)
-                usage = objects.info().in_memory
-        assert usage.num_objects == 0
+                assert objects.info().in_memory.num_objects == (1 if listed == 'new' else 0)
         assert objects.get(found[0]).arrays['x'].sum() == KB
-        assert objects.info().in_memory.num_objects == 1
+        # Only ``info`` counts anew. There is room for two more.
+        for _ in range(2 if listed == 'new' else 3):
+            objects.put(arrays(KB))
+        assert (objects.info().counts['evicted'] > 0) == (listed == 'objects')
 
 
 def test_request_that_fails_does_not_stop_the_next_ones(redis_server, tmp_path, caplog):
@@ -101,6 +106,24 @@ def test_get_keeps_its_timeout_while_another_waits_for_the_host(redis_server, tm
             with pytest.raises(StoreTimeout, match='another process of this host downloads from the same host'):
                 objects.get(dead * 4 + '0000000d', timeout_s=2.0)
             assert waiting.is_alive()
+
+
+def test_get_many_waits_for_several_objects_at_once(redis_server, tmp_path):
+    dead = '0123abcd'  # a host that never answers
+    with two_hosts(redis_server, tmp_path) as (here, there), here.open() as store, there.open() as other:
+        refs = [f'{dead * 4}0000000{number}' for number in range(4)]
+        with thread_of(lambda: other.objects().get_many(refs, timeout_s=2.0)) as (_, found):
+            eventually(
+                lambda: sum(map(is_claimed, map(str, tmp_path.rglob(f'fetch-{dead}-*')))) == 4, 'it asks for all'
+            )
+        assert isinstance(found[0], StoreTimeout)
+        refs = [store.objects().put(arrays(KB, number)) for number in range(20)]
+        wanted = [*refs, refs[3]]
+        many = other.objects().get_many(wanted, WAIT_S)
+        assert [one.arrays['x'][0] for one in many] == [*range(20), 3]
+        assert store.objects().info().counts['served'] == 20
+        with pytest.raises(ObjectGone, match='does not know it'):
+            other.objects().get_many([f'{refs[0][:8]}{number:032x}' for number in range(8)], WAIT_S)
 
 
 def test_child_forked_during_a_download_holds_no_object(redis_server, tmp_path):

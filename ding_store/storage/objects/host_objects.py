@@ -6,52 +6,41 @@ in its file: the size, and the time of modification (see ``eviction``). No crash
 * Eviction moves the file to ``spill_dir``, or removes it. It first locks the file. A pin is a shared lock on the file,
   which the kernel drops with its process. So a pinned file stays.
 * A file that is removed stays readable for a process that has mapped it. Its memory is freed with the last mapping.
+* A file that no process has mapped is kept for the next object instead, see ``free_files``.
 """
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
+import shutil
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ding_store import private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
+from ding_store.storage.objects import object_file
 from ding_store.storage.objects.eviction import ORDERS, Fifo, Found, Listing, Order, now
+from ding_store.storage.objects.free_files import FreeFiles, may_be_kept
 from ding_store.storage.objects.host_state import BOOT, COUNTS, DELETED, EVICTED, MEMORY, PAID_AT, SPILLED, HostState
+from ding_store.storage.objects.object_file import FULL, ObjectFile, footprint, in_huge_pages, pages
 from ding_store.storage.objects.object_options import ObjectOptions, agreed, note
-from ding_store.storage.shared_memory.cache_files import MEMBERS, OBJECTS, remove_spilled, spill_directory
+from ding_store.storage.shared_memory.cache_files import FREE_FILE, MEMBERS, OBJECTS, remove_spilled, spill_directory
 from ding_store.storage.shared_memory.cache_root import boot_id
 from ding_store.storage.shared_memory.download_lock import FetchLock
-from ding_store.storage.shared_memory.mapped_files import (
-    NEW,
-    PAGE,
-    OwnerLock,
-    aligned,
-    allocate,
-    claim,
-    is_claimed,
-    map_bytes,
-    reopened,
-)
+from ding_store.storage.shared_memory.mapped_files import NEW, OwnerLock, claim, is_claimed
 
 #: Number of hexadecimal digits of a reference. The first ones identify the host that stored the object.
 REF_DIGITS, HOST_DIGITS = 40, 8
-#: Smaller objects are read: a mapping would take longer.
-_MAP_FROM_BYTES = 128 << 10
 #: Share of the listed objects that are evicted before the directory is listed again.
 _PER_LISTING = 8
 #: Share of a directory's bytes that an eviction frees beyond what is needed.
 _SPARE = 64
-#: Number of buffers of one write. The kernel's limit is 1024.
-_MAX_BUFFERS = 512
-#: Bytes of one step of a spill, after which waiting processes see its progress.
-_STEP_BYTES = 8 << 20
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+#: Directory of the objects that are being written.
+_NEW_DIRECTORY = 'new'
 _PATIENCE_S = 10.0
 #: Number of times that other processes may take the room that was made for an object.
 _MIN_TRIES = 10
@@ -67,11 +56,14 @@ class Usage(NamedTuple):
 class _Tier:
     """
     Overview:
-        A directory of objects, and the iterator of its next victims. Its bytes are a number of the state.
+        A directory of objects, and the iterator of its next victims. Its bytes are a number of the state. Objects that
+        are being written are in a directory below it.
     """
 
     def __init__(self, directory: str, max_bytes: int, word: str, order: Order) -> None:
         self.directory = directory
+        self.new_directory = os.path.join(directory, _NEW_DIRECTORY)
+        private_files.own_directory(self.new_directory)
         self.max_bytes = max_bytes
         self.word = word
         self.order = order
@@ -80,7 +72,11 @@ class _Tier:
         self.listed_bytes = self.evicted_bytes = 0
 
     def path(self, ref: str) -> str:
-        return os.path.join(self.directory, ref)
+        return f'{self.directory}/{ref}'
+
+    def new_path(self, ref: str, num_bytes: int) -> str:
+        """Return the path of a file that is being written, and takes ``num_bytes``."""
+        return f'{self.new_directory}/{ref}.{num_bytes:x}{NEW}'
 
     def stamp_of(self, ref: str) -> int:
         try:
@@ -114,6 +110,7 @@ class HostObjects:
             note(self.directory, options)
         assert options.max_bytes is not None
         self._memory = _Tier(self.directory, options.max_bytes, MEMORY, ORDERS[options.eviction]())
+        self._free_files = FreeFiles(self.directory, self.state, options.max_bytes)
         self._spill: Optional[_Tier] = None
         if options.spill_dir is not None and options.spill_max_bytes is not None:
             directory = spill_directory(options.spill_dir, run_directory)
@@ -126,10 +123,12 @@ class HostObjects:
         boot = int(boot_id().replace('-', '')[:16], 16)
         if self.state[BOOT] not in (0, boot):
             for name in os.listdir(self.directory):
-                if len(name) == REF_DIGITS or name.endswith(NEW):
+                if len(name) == REF_DIGITS or name.startswith(FREE_FILE):
                     os.unlink(os.path.join(self.directory, name))
+            shutil.rmtree(os.path.join(self.directory, _NEW_DIRECTORY), ignore_errors=True)
             for word in (MEMORY, SPILLED, PAID_AT):
                 self.state[word] = 0
+            self.state.forget_free()
         self.state[BOOT] = boot
 
     def _joined(self, run_directory: str, options: ObjectOptions) -> Optional[OwnerLock]:
@@ -176,8 +175,14 @@ class HostObjects:
             - FileNotFoundError: The copy was deleted meanwhile.
             - NotEnoughSpace: There is no room, and nothing that may be evicted.
         """
-        with self._made(ref, num_bytes, is_copy) as descriptor:
-            _write(descriptor, buffers, num_bytes)
+        try:
+            with self._made(ref, num_bytes, is_copy) as new:
+                new.write(buffers, num_bytes)
+        except NotEnoughSpace:
+            if not self._drop_free_files():
+                raise
+            with self._made(ref, num_bytes, is_copy) as new:
+                new.write(buffers, num_bytes)
 
     @contextmanager
     def download(self, ref: str, num_bytes: int) -> Iterator[memoryview]:
@@ -188,77 +193,111 @@ class HostObjects:
             - FileNotFoundError: The object was deleted meanwhile.
             - NotEnoughSpace: See ``write``.
         """
-        with self._made(ref, num_bytes, is_copy=True) as descriptor:
-            allocate(descriptor, 0, num_bytes, self._memory.path(ref))
-            # A mapping keeps a copy of its descriptor. One of ``descriptor`` would carry the lock into forked children.
-            unlocked = reopened(descriptor, os.O_RDWR)
+        with self._made(ref, num_bytes, is_copy=True) as new:
             try:
-                memory = mmap.mmap(unlocked.descriptor, num_bytes)
-            finally:
-                unlocked.close()
-            yield memoryview(memory)
+                memory = new.memory(num_bytes)
+            except NotEnoughSpace:
+                if not self._drop_free_files():
+                    raise
+                memory = new.memory(num_bytes)
+            yield memory
+            new.finish(num_bytes)
 
     @contextmanager
-    def _made(self, ref: str, num_bytes: int, is_copy: bool) -> Iterator[int]:
+    def _made(self, ref: str, num_bytes: int, is_copy: bool) -> Iterator[ObjectFile]:
         """Make the file of an object, which the block fills. It gets its name after the block."""
-        path, footprint = self._memory.path(ref), _footprint(num_bytes)
-        temporary = f'{path}.{footprint:x}{NEW}'
-        new = self._reserved(self._memory, temporary, footprint, 'fetched' if is_copy else 'put')
+        tier = self._memory
+        new, temporary, taken = self._reserved(tier, ref, num_bytes, 'fetched' if is_copy else 'put')
         try:
-            yield new.descriptor
-            with self.state.locked():  # A listing sees the new name or the old one, not neither or both.
-                why = self.state.why_gone(ref) if is_copy else 0
-                if why == DELETED:
-                    raise FileNotFoundError(errno.ENOENT, 'the object was deleted', path)
-                stamp = self._memory.order.first_stamp(was_evicted=why == EVICTED)
-                os.utime(new.descriptor, ns=(stamp, stamp))
-                os.rename(temporary, path)
+            new.prepare()
+            yield new
+            if is_copy:
+                with self.state.locked():  # A process may delete it now, or evict it again.
+                    why = self.state.why_gone(ref)
+                    if why == DELETED:
+                        raise FileNotFoundError(errno.ENOENT, 'the object was deleted', tier.path(ref))
+                    self._publish(tier, new, temporary, ref, was_evicted=why == EVICTED)
+            else:  # No process knows the reference yet, and a listing has seen the new file first.
+                self._publish(tier, new, temporary, ref, was_evicted=False)
         except BaseException as e:
-            self._discard(self._memory, temporary, footprint)
-            if isinstance(e, OSError) and e.errno in _FULL:
+            self._discard(tier, temporary, taken)
+            if isinstance(e, OSError) and e.errno in FULL:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
                     f'no room for an object of {num_bytes} bytes in {self.directory!r}, although its objects may have '
-                    f'{self._memory.max_bytes} bytes. Lower max_bytes, or set host_cache_dir to another directory.',
+                    f'{tier.max_bytes} bytes. Lower max_bytes, or set host_cache_dir to another directory.',
                 ) from e
             raise
         finally:
             new.close()
 
-    def _reserved(self, tier: _Tier, path: str, footprint: int, count: str) -> OwnerLock:
+    def _publish(self, tier: _Tier, new: ObjectFile, temporary: str, ref: str, was_evicted: bool) -> None:
+        stamp = tier.order.first_stamp(was_evicted)
+        os.utime(new.descriptor, ns=(stamp, stamp))
+        os.rename(temporary, tier.path(ref))
+
+    def _reserved(self, tier: _Tier, ref: str, num_bytes: int, count: str) -> Tuple[ObjectFile, str, int]:
         """
-        Create a new file, locked, if the directory has room for it, and count it. The caller made room for an object to
-        spill.
+        Make a locked file for an object if the directory has room for it, and count it. Return the file, its path and
+        its bytes. The caller made room for an object to spill.
         """
-        if footprint > tier.max_bytes:
+        needed = footprint(num_bytes)
+        if needed > tier.max_bytes:
             raise NotEnoughSpace(
-                errno.ENOSPC, f'an object has {footprint} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
+                errno.ENOSPC, f'an object has {needed} bytes, and all objects {tier.max_bytes}. Raise max_bytes.'
             )
         deadline, num_tries = time.monotonic() + _PATIENCE_S, 0
         while True:
             with self.state.locked():
-                if self.state[tier.word] + footprint <= tier.max_bytes or tier is self._spill:
-                    new = OwnerLock(_new_file(path))
-                    fcntl.flock(new.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
-                    self.state.add(tier.word, footprint)
+                if self.state[tier.word] + needed <= tier.max_bytes or tier is self._spill:
                     self.state.add(count, 1)
-                    return new
+                    used = self._used_again(ref, num_bytes) if tier is self._memory else None
+                    if used is not None:
+                        return used
+                    path = tier.new_path(ref, needed)
+                    held = object_file.create(path)
+                    fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
+                    self.state.add(tier.word, needed)
+                    if tier is self._memory:
+                        self._free_files.shrink(max(0, tier.max_bytes - self.state[tier.word]))
+                    return ObjectFile(held), path, needed
             # Time alone says little: a try may wait for another process that spills to a slow disk.
             if time.monotonic() > deadline and num_tries > _MIN_TRIES:
                 raise NotEnoughSpace(
                     errno.ENOSPC,
-                    f'other processes took the room for an object of {footprint} bytes, again and again. '
+                    f'other processes took the room for an object of {needed} bytes, again and again. '
                     'Raise max_bytes.',
                 )
-            self._make_room(footprint)
+            self._make_room(needed)
             num_tries += 1
 
-    def _discard(self, tier: _Tier, temporary: str, footprint: int) -> None:
+    def _used_again(self, ref: str, num_bytes: int) -> Optional[Tuple[ObjectFile, str, int]]:
+        """Make the file of an object of a free one, see ``_reserved``. The caller holds the lock."""
+        free = self._free_files
+        found = free.find(num_bytes)
+        if found is None:
+            return None
+        size, best = free.size_of(found), in_huge_pages(num_bytes)
+        room = self._memory.max_bytes - self.state[MEMORY] - free.num_bytes
+        taken = best if size < best <= size + room else size
+        path = self._memory.new_path(ref, taken)
+        held = free.take(found, path)
+        if held is None:
+            return None
+        self.state.add(MEMORY, taken)
+        self.state.add('reused', 1)
+        return ObjectFile(held, taken), path, taken
+
+    def _drop_free_files(self) -> int:
+        with self.state.locked():
+            return self._free_files.shrink(0)
+
+    def _discard(self, tier: _Tier, temporary: str, num_bytes: int) -> None:
         """Remove a file that did not become an object."""
         with self.state.locked():
             with suppress(FileNotFoundError):
                 os.unlink(temporary)
-            self.state.add(tier.word, -footprint)
+            self.state.add(tier.word, -num_bytes)
 
     # Reading
 
@@ -267,18 +306,18 @@ class HostObjects:
         for tier in self._tiers():
             try:
                 descriptor = private_files.opener(tier.path(ref))
-            except FileNotFoundError:
+            except (FileNotFoundError, BlockingIOError):  # It is gone, or becomes a free file just now.
                 continue
             try:
                 status = os.fstat(descriptor)
+                if may_be_kept(status.st_size) and not _is_at(tier.path(ref), status):
+                    continue
                 stamp = tier.order.stamp_at_read(status.st_mtime_ns)
                 if stamp != status.st_mtime_ns:
                     os.utime(descriptor, ns=(stamp, stamp))
                 if tier.word == SPILLED:  # Read all of it at once, not a little ahead of each page.
                     os.posix_fadvise(descriptor, 0, status.st_size, os.POSIX_FADV_WILLNEED)
-                if status.st_size < _MAP_FROM_BYTES:
-                    return memoryview(os.pread(descriptor, status.st_size, 0))
-                return map_bytes(descriptor, status.st_size)
+                return object_file.read(descriptor, status.st_size)
             finally:
                 os.close(descriptor)
         return None
@@ -296,9 +335,9 @@ class HostObjects:
         deadline = time.monotonic() + _PATIENCE_S
         while self.has(ref):
             for tier in self._tiers():
-                with suppress(FileNotFoundError):
+                with suppress(FileNotFoundError, BlockingIOError):
                     held = claim(tier.path(ref), shared=True)
-                    if held is not None and os.fstat(held.descriptor).st_nlink:
+                    if held is not None and _is_at(tier.path(ref), os.fstat(held.descriptor)):
                         return held
                     if held is not None:
                         held.close()  # It was evicted or deleted after it was opened.
@@ -347,20 +386,20 @@ class HostObjects:
     def _tiers(self) -> List[_Tier]:
         return [self._memory] if self._spill is None else [self._memory, self._spill]
 
-    def _make_room(self, footprint: int) -> None:
+    def _make_room(self, num_bytes: int) -> None:
         with self._evicting.taken() as held:
             if held is None:
                 raise StoreTimeout(
                     f'a process that evicts objects in {self.directory!r} makes no progress. '
                     "Continue or end this user's stopped processes."
                 )
-            self._free(self._memory, footprint, held.touch)
+            self._free(self._memory, num_bytes, held.touch)
 
-    def _free(self, tier: _Tier, footprint: int, moved: Callable[[], None]) -> None:
-        """Evict objects of a directory until there is room for ``footprint`` bytes. The caller holds ``_evicting``."""
-        wanted, is_fresh = footprint, False
+    def _free(self, tier: _Tier, num_bytes: int, moved: Callable[[], None]) -> None:
+        """Evict objects of a directory until there is room for ``num_bytes``. The caller holds ``_evicting``."""
+        wanted, is_fresh = num_bytes, False
         while tier.max_bytes - self.state[tier.word] < wanted:
-            wanted = min(tier.max_bytes, footprint + tier.max_bytes // _SPARE)
+            wanted = min(tier.max_bytes, num_bytes + tier.max_bytes // _SPARE)
             found = next(tier.victims, None) if tier.num_left > 0 else None
             if found is not None:
                 if self._evict(tier, found, moved):
@@ -370,11 +409,11 @@ class HostObjects:
                 moved()
                 continue
             if is_fresh:
-                if tier.max_bytes - self.state[tier.word] >= footprint:
+                if tier.max_bytes - self.state[tier.word] >= num_bytes:
                     return
                 raise NotEnoughSpace(
                     errno.ENOSPC,
-                    f'no room for an object of {footprint} bytes in {tier.directory!r}: all of the '
+                    f'no room for an object of {num_bytes} bytes in {tier.directory!r}: all of the '
                     f'{self.state[tier.word]} bytes there are pinned or being written. Release pins, or raise '
                     f'{"max_bytes" if tier.word == MEMORY else "spill_max_bytes"}.',
                 )
@@ -394,34 +433,50 @@ class HostObjects:
 
     def _listed(self, tier: _Tier) -> List[Found]:
         """List a directory, count its bytes anew, and remove files that killed processes left. The lock is held."""
-        objects, new_bytes = [], 0
+        objects, free, new = [], [], self._listed_new(tier)
         with os.scandir(tier.directory) as entries:
             for entry in entries:
                 if len(entry.name) == REF_DIGITS:
                     status = entry.stat()
-                    objects.append(Found(status.st_mtime_ns, entry.name, _footprint(status.st_size)))
-                elif entry.name.endswith(NEW):
-                    if is_claimed(entry.path):
-                        new_bytes += int(entry.name.split('.')[1], 16)
-                    else:
-                        os.unlink(entry.path)
-        self.state[tier.word] = sum(found.num_bytes for found in objects) + new_bytes
+                    objects.append(Found(status.st_mtime_ns, entry.name, pages(status.st_size)))
+                    new.pop(entry.name, None)
+                elif entry.name.startswith(FREE_FILE):
+                    free.append(entry.name)
+        self.state[tier.word] = sum(found.num_bytes for found in objects) + sum(new.values())
+        if tier is self._memory:
+            self._free_files.sweep(free)
         return objects
+
+    def _listed_new(self, tier: _Tier) -> Dict[str, int]:
+        """
+        Return the bytes of the objects that are being written. They get their names without the lock. So they are
+        listed first: one that gets its name meanwhile is found here, or in the second listing, or in both.
+        """
+        new = {}
+        with os.scandir(tier.new_directory) as entries:
+            for entry in entries:
+                if is_claimed(entry.path):
+                    ref, size, _ = entry.name.split('.')
+                    new[ref] = int(size, 16)
+                else:
+                    with suppress(FileNotFoundError):
+                        os.unlink(entry.path)
+        return new
 
     def _evict(self, tier: _Tier, found: Found, moved: Callable[[], None]) -> bool:
         """Evict one object, and return whether it left. It stays if it is pinned."""
         try:
             held = claim(tier.path(found.name))
-        except FileNotFoundError:
+        except (FileNotFoundError, BlockingIOError):  # A process deletes it.
             return False
         if held is None:
             return False
         try:
             if tier.word == MEMORY and self._spill is not None and self._is_spilled(self._spill, held, found, moved):
                 with self.state.locked():
-                    return self._removed(tier, found.name)
+                    return self._removed(tier, found.name, held)
             with self.state.locked():
-                if not self._removed(tier, found.name):
+                if not self._removed(tier, found.name, held):
                     return False
                 self.state.note_gone(found.name, EVICTED)
                 self.state.add('evicted', 1)
@@ -439,14 +494,15 @@ class HostObjects:
         path = spill.path(found.name)
         if os.path.exists(path):
             return True  # A process was killed before it could remove the first copy.
-        if found.num_bytes > spill.max_bytes or not self._is_admitted(found.num_bytes):
+        num_bytes = object_file.length_of(held.descriptor)
+        needed = footprint(num_bytes)
+        if needed > spill.max_bytes or not self._is_admitted(needed):
             return False
-        self._free(spill, found.num_bytes, moved)
-        temporary = f'{path}.{found.num_bytes:x}{NEW}'
-        new = self._reserved(spill, temporary, found.num_bytes, 'spilled_objects')
+        self._free(spill, needed, moved)
+        new, temporary, _ = self._reserved(spill, found.name, num_bytes, 'spilled_objects')
         is_there = False
         try:
-            _copy(held.descriptor, new.descriptor, moved)
+            new.copy(held.descriptor, moved)
             stamp = now()
             os.utime(new.descriptor, ns=(stamp, stamp))
             with self.state.locked():
@@ -454,17 +510,17 @@ class HostObjects:
                     os.rename(temporary, path)
                     is_there = True
         except OSError as e:
-            if e.errno not in _FULL:
+            if e.errno not in FULL:
                 raise
             raise NotEnoughSpace(
                 errno.ENOSPC,
-                f'no room to spill an object of {found.num_bytes} bytes to {spill.directory!r}: its objects have '
+                f'no room to spill an object of {num_bytes} bytes to {spill.directory!r}: its objects have '
                 f'{self.state[SPILLED]} bytes, and spill_max_bytes is {spill.max_bytes}. Make room on this disk, or '
                 'delete objects.',
             ) from e
         finally:
             if not is_there:
-                self._discard(spill, temporary, found.num_bytes)
+                self._discard(spill, temporary, needed)
             new.close()
         return True
 
@@ -481,54 +537,27 @@ class HostObjects:
             self.state[PAID_AT] = paid_at + int(num_bytes / rate * 1e9)
             return True
 
-    def _removed(self, tier: _Tier, ref: str) -> bool:
-        """Remove an object's file, and return whether there was one. The caller holds the lock."""
+    def _removed(self, tier: _Tier, ref: str, held: Optional[OwnerLock] = None) -> bool:
+        """
+        Remove an object's file, or keep it for another object. Return whether there was one. The caller holds the lock
+        of the state, and closes ``held``, the lock of the file, if it has that.
+        """
+        path = tier.path(ref)
         try:
-            num_bytes = os.stat(tier.path(ref)).st_size
-            os.unlink(tier.path(ref))
+            num_bytes = pages(os.stat(path).st_size)
         except FileNotFoundError:
             return False
-        self.state.add(tier.word, -_footprint(num_bytes))
+        if tier is self._memory:
+            self._free_files.keep(path, num_bytes, held)
+        else:
+            os.unlink(path)
+        self.state.add(tier.word, -num_bytes)
         return True
 
 
-def _new_file(path: str) -> int:
+def _is_at(path: str, status: os.stat_result) -> bool:
+    """Return whether a path is that of an open file. If it is not, the file may become another object."""
     try:
-        with suppress(FileExistsError):  # from a process that was killed while it made the same object
-            return private_files.opener(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        return private_files.create(path)
-    except OSError as e:
-        if e.errno not in _FULL:
-            raise
-        raise NotEnoughSpace(
-            errno.ENOSPC,
-            f'no room for another file in {os.path.dirname(path)!r}: {e.strerror}. Make room there, or delete objects.',
-        ) from e
-
-
-def _footprint(num_bytes: int) -> int:
-    return max(PAGE, aligned(num_bytes, PAGE))
-
-
-def _write(descriptor: int, buffers: Sequence[Buffer], num_bytes: int) -> None:
-    """Write whole buffers. Writing into a file is faster than into its mapping: the kernel need not clear pages."""
-    views = [memoryview(buffer).cast('B') for buffer in buffers if len(buffer)]
-    done = 0
-    while views:
-        written = os.pwritev(descriptor, views[:_MAX_BUFFERS], done)
-        done += written
-        while views and written >= len(views[0]):
-            written -= len(views.pop(0))
-        if written:
-            views[0] = views[0][written:]
-    assert done == num_bytes, (done, num_bytes)
-
-
-def _copy(source: int, target: int, moved: Callable[[], None]) -> None:
-    done, num_bytes = 0, os.fstat(source).st_size
-    while done < num_bytes:
-        copied = os.sendfile(target, source, done, min(_STEP_BYTES, num_bytes - done))
-        if not copied:
-            raise OSError(errno.EIO, 'the file of an object became shorter')
-        done += copied
-        moved()
+        return os.path.samestat(os.stat(path), status)
+    except FileNotFoundError:
+        return False

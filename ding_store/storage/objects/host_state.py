@@ -22,11 +22,15 @@ from ding_store.storage.shared_memory.mapped_files import PAGE, OwnerLock, alloc
 
 #: Numbers by name: where they are in the first page, in words of 64 bits.
 MEMORY, SPILLED, PAID_AT, BOOT = 'memory', 'spilled', 'paid_at', 'boot'
-COUNTS = ('put', 'fetched', 'served', 'evicted', 'spilled_objects', 'not_spilled', 'deleted')
+#: Number of files that were kept for other objects, see ``free_files``.
+FREED = 'freed'
+COUNTS = ('put', 'fetched', 'served', 'evicted', 'spilled_objects', 'not_spilled', 'deleted', 'reused')
 _WORDS: Dict[str, int] = {
-    name: number for number, name in enumerate(('magic', 'gone', MEMORY, SPILLED, PAID_AT, *COUNTS, BOOT))
+    name: number for number, name in enumerate(('magic', 'gone', MEMORY, SPILLED, PAID_AT, *COUNTS, BOOT, FREED))
 }
-_MAGIC = 0x31_424F_5344  # 'DSOB1'
+_MAGIC = 0x32_424F_5344  # 'DSOB2'
+#: Words of the free files: where they begin in the first page, and their number.
+_FREE_AT, NUM_FREE = 64, 64
 
 #: Why an object is gone.
 DELETED, EVICTED = 1, 2
@@ -62,6 +66,8 @@ class HostState:
             finally:
                 os.close(descriptor)
             self._words = memoryview(self._map)[:PAGE].cast('Q')
+            #: Bytes of each free file. 0: there is none of this number.
+            self.free = self._words[_FREE_AT : _FREE_AT + NUM_FREE]
             # Records of three words each.
             self._records = np.frombuffer(self._map, '<u8', NUM_GONE * _RECORD // 8, PAGE).reshape(NUM_GONE, -1)
             if self['magic'] not in (0, _MAGIC):
@@ -107,6 +113,11 @@ class HostState:
         word = _WORDS[name]
         self._words[word] = max(0, self._words[word] + amount)
 
+    def forget_free(self) -> None:
+        """Forget the free files, which were removed. The caller holds the lock."""
+        for number in range(NUM_FREE):
+            self.free[number] = 0
+
     def note_gone(self, ref: str, why: int) -> None:
         """Remember why an object is gone. The caller holds the lock."""
         number = self['gone']
@@ -128,6 +139,7 @@ class HostState:
         return found
 
     def close(self) -> None:
+        self.free.release()
         self._words.release()
         del self._records  # a mapping with a view of it cannot be closed
         self._map.close()

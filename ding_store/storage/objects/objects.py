@@ -6,6 +6,8 @@ import hashlib
 import os
 import threading
 import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import (
     Any,
@@ -26,9 +28,12 @@ from ding_store.storage.encoding.framing import decode, encode_parts, length_of
 from ding_store.storage.objects.host_objects import HOST_DIGITS, REF_DIGITS, HostObjects, Usage
 from ding_store.storage.objects.host_state import MEMORY, SPILLED
 from ding_store.storage.objects.object_options import ObjectOptions, check_same, checked
-from ding_store.storage.objects.transfers import CarrierStore, Transfers, check_ref, gone
+from ding_store.storage.objects.transfers import CarrierStore, Transfers, check_ref, gone, line_of
 from ding_store.storage.shared_memory.cache_dir import CacheDir
 from ding_store.storage.shared_memory.mapped_files import OwnerLock
+
+#: Number of objects that one call downloads at the same time.
+_MAX_THREADS = 8
 
 
 class StoredObject(NamedTuple):
@@ -38,13 +43,17 @@ class StoredObject(NamedTuple):
     arrays: Arrays
 
 
+def _decoded(view: memoryview) -> StoredObject:
+    return StoredObject(*decode(view, verify=False))
+
+
 class ObjectsInfo(NamedTuple):
     """State of the objects on this host, see ``Objects.info``."""
 
     options: ObjectOptions
     in_memory: Usage
     spilled: Usage
-    counts: Dict[str, int]  # put, fetched, served, evicted, spilled_objects, not_spilled, deleted
+    counts: Dict[str, int]  # put, fetched, served, evicted, spilled_objects, not_spilled, deleted, reused
 
 
 class Pin:
@@ -147,15 +156,49 @@ class Objects:
         return self._get(check_ref(ref), time.monotonic() + timeout_s)
 
     def get_many(self, refs: Iterable[str], timeout_s: float = 30.0) -> List[StoredObject]:
-        """Return several objects in their order, see ``get``. ``timeout_s`` is for all of them."""
+        """
+        Overview:
+            Return several objects in their order, see ``get``. A few of another host are downloaded at the same time.
+            ``timeout_s`` is for all of them.
+        """
         deadline = time.monotonic() + timeout_s
-        return [self._get(ref, deadline) for ref in [check_ref(ref) for ref in refs]]
+        wanted = [check_ref(ref) for ref in refs]
+        local, lines = self._enter(), defaultdict(list)
+        found = {}
+        for ref in dict.fromkeys(wanted):
+            view = local.view(ref)
+            if view is not None:
+                found[ref] = _decoded(view)
+            else:
+                lines[line_of(ref)].append(ref)
+        if len(lines) > 1:
+            found.update(self._get_beside(list(lines.values()), deadline))
+        return [found[ref] if ref in found else self._get(ref, deadline) for ref in wanted]
+
+    def _get_beside(self, lines: List[List[str]], deadline: float) -> Dict[str, StoredObject]:
+        """Return the objects of several lines, with one thread for each. If one fails, the others end early."""
+        found: Dict[str, StoredObject] = {}
+        has_failed = threading.Event()
+
+        def get(line: List[str]) -> None:
+            try:
+                for ref in line:
+                    if not has_failed.is_set():
+                        found[ref] = self._get(ref, deadline)
+            except BaseException:
+                has_failed.set()
+                raise
+
+        with ThreadPoolExecutor(min(len(lines), _MAX_THREADS), 'ding-store-get') as threads:
+            for running in [threads.submit(get, line) for line in lines]:
+                running.result()
+        return found
 
     def _get(self, ref: str, deadline: float) -> StoredObject:
         while True:
             view = self._enter().view(ref)
             if view is not None:
-                return StoredObject(*decode(view, verify=False))
+                return _decoded(view)
             self._fetch(ref, deadline)
 
     def _fetch(self, ref: str, deadline: float) -> None:

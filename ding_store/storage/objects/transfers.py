@@ -66,6 +66,11 @@ def gone(ref: str, why: int) -> ObjectGone:
     return ObjectGone(f'object {ref} is gone: {_WHY.get(why, _WHY[0])}.')
 
 
+def line_of(ref: str) -> Tuple[str, int]:
+    """Return the host that stored an object and the lane by which it comes. Those of other lines come beside it."""
+    return ref[:HOST_DIGITS], int(ref[-1], 16) % _LANES
+
+
 class CarrierStore(ReadableStore, Protocol):
     """The calls of a store that transfers make: see ``Store``."""
 
@@ -120,8 +125,8 @@ class Transfers:
             - ObjectGone: That host has it no more.
             - StoreTimeout: No process of that host answers.
         """
-        lane = int(ref[-1], 16) % _LANES
-        path = f'fetch-{ref[:HOST_DIGITS]}-{lane}'
+        other, lane = line_of(ref)
+        path = f'fetch-{other}-{lane}'
         while True:
             left_s = deadline - time.monotonic()
             lock = FetchLock(lambda: self._local.lock_path(path), max(0.01, min(_RETRY_S, left_s)))
@@ -142,7 +147,7 @@ class Transfers:
         self._send(ref[:HOST_DIGITS], DELETE, ref)
 
     def _download(self, ref: str, lane: int, deadline: float, moved: Callable[[], None]) -> None:
-        other, number = ref[:HOST_DIGITS], uuid.uuid4().hex[:16]
+        other, number = line_of(ref)[0], uuid.uuid4().hex[:16]
         name = _answer_name(self._host, other, lane)
         client, known, asked_at = self._store.client, 0, 0.0
         try:

@@ -43,6 +43,7 @@ from ding_store.storage.shared_memory.cache_files import (
     files_of,
     is_alive,
     objects_bytes,
+    remove_free_files,
     remove_if_abandoned,
     remove_payloads,
     remove_run,
@@ -282,7 +283,8 @@ class CacheDir:
             try:
                 return make()
             except NotEnoughSpace:
-                if not self._remove_abandoned() + remove_payloads(self.root, num_bytes):
+                freed = self._remove_abandoned() + remove_free_files(self.root)
+                if not freed + remove_payloads(self.root, num_bytes):
                     raise
                 return make()
 

@@ -19,6 +19,8 @@ SHARED = '.shared'
 MEMBERS = 'members'
 #: A run's directory of objects, with a budget of its own: see ``storage.objects``. And the file with its options.
 OBJECTS, OPTIONS = 'objects', 'options'
+#: Beginning of the names there of files without an object, whose memory the next objects use again.
+FREE_FILE = 'free-'
 
 
 def runs_of(root: str) -> List[str]:
@@ -106,10 +108,10 @@ def objects_bytes(run: str) -> int:
     """Return the bytes of a run's objects, spilled ones included."""
     directories = [os.path.join(run, OBJECTS), _spilled_of(run) or '']
     return sum(
-        size_of(os.path.join(directory, name))
+        size_of(os.path.join(path, name))
         for directory in directories
-        if os.path.isdir(directory)
-        for name in os.listdir(directory)
+        for path, _, names in os.walk(directory)
+        for name in names
     )
 
 
@@ -128,6 +130,18 @@ def remove_payloads(root: str, num_bytes: int) -> int:
             break
         freed += removed(path)
     return freed
+
+
+def remove_free_files(root: str) -> int:
+    """Remove the files that all runs keep for further objects. Return the number of bytes freed."""
+    directories = [os.path.join(run, OBJECTS) for run in runs_of(root)]
+    return sum(
+        removed(os.path.join(directory, name))
+        for directory in directories
+        if os.path.isdir(directory)
+        for name in os.listdir(directory)
+        if name.startswith(FREE_FILE)
+    )
 
 
 def changed_ns(path: str) -> int:

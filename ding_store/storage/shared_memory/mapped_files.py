@@ -34,10 +34,15 @@ NEW = '.new'
 # moves and glibc's non-temporal copies end with a fence. Other machines may reorder both, and Python has no fences.
 _KEEPS_ORDER = platform.machine() in ('x86_64', 'AMD64')
 _POPULATE = getattr(mmap, 'MAP_POPULATE', 0)
+#: The kernel maps this many bytes at once, from a file of huge pages to an address that is a multiple of it.
+HUGE_PAGE = 2 << 20
+_MAP_FIXED, _COLLAPSE = 0x10, 25
+_NO_ADDRESS = ctypes.c_void_p(-1).value
 _C = ctypes.CDLL(None, use_errno=True)
 _C.mmap.restype = ctypes.c_void_p
 _C.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _C.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_C.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 #: Much less than any ``patience_s``.
 _TOUCH_EVERY_S = 0.05
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG)
@@ -242,24 +247,54 @@ def allocate(descriptor: int, offset: int, num_bytes: int, path: str) -> None:
         ) from e
 
 
-def map_bytes(descriptor: int, num_bytes: int) -> memoryview:
+def map_bytes(descriptor: int, num_bytes: int, is_writable: bool = False) -> memoryview:
     """
     Overview:
-        Map the first bytes of a file read-only, for as long as a view of them exists. All pages are loaded at once: 768
-        page faults for 3 MB take longer than mapping them. The mapping holds no file descriptor. ``mmap.mmap`` would
-        keep one (before ``trackfd`` in Python 3.13), and a process with many payloads would run out of them.
+        Map the first bytes of a file, for as long as a view of them exists. All pages are loaded at once: 768 page
+        faults for 3 MB take longer than mapping them. The mapping holds no file descriptor. ``mmap.mmap`` would keep
+        one (before ``trackfd`` in Python 3.13), and a process with many payloads would run out of them.
     Raises:
         - OSError: The bytes cannot be mapped, or the file is shorter: reading beyond its end would raise SIGBUS.
     """
     check_length(descriptor, num_bytes)
-    address = _C.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED | _POPULATE, descriptor, 0)
-    if address == ctypes.c_void_p(-1).value:
-        code = ctypes.get_errno()
-        raise OSError(code, f'{num_bytes} bytes cannot be mapped: {os.strerror(code)}')
+    address = _mapped(descriptor, num_bytes, mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0), _POPULATE)
     memory = (ctypes.c_ubyte * num_bytes).from_address(address)
     weakref.finalize(memory, _C.munmap, address, num_bytes).atexit = False
     view: memoryview = np.frombuffer(memoryview(memory), np.uint8).data
-    return view.toreadonly()
+    return view if is_writable else view.toreadonly()
+
+
+def make_huge(descriptor: int, num_bytes: int) -> bool:
+    """
+    Overview:
+        Move the pages of a file to huge ones, and return whether the kernel did. It copies them, which takes as long as
+        writing them. Linux before 6.1 cannot.
+    """
+    try:
+        address = _mapped(descriptor, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE, 0)
+    except OSError:
+        return False
+    is_done: bool = _C.madvise(address, num_bytes, _COLLAPSE) == 0
+    _C.munmap(address, num_bytes)
+    return is_done
+
+
+def _mapped(descriptor: int, num_bytes: int, access: int, flags: int) -> int:
+    """Map the first bytes of a file, and return their address. Many bytes begin at a multiple of ``HUGE_PAGE``."""
+    length, address, shared = aligned(num_bytes, PAGE), None, mmap.MAP_SHARED | flags
+    if length >= HUGE_PAGE:
+        # The kernel chooses an address in a reservation that is longer. What is not used of it is returned.
+        begin = _C.mmap(None, length + HUGE_PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+        if begin != _NO_ADDRESS:
+            address, shared = aligned(begin, HUGE_PAGE), shared | _MAP_FIXED
+            if address > begin:
+                _C.munmap(begin, address - begin)
+            _C.munmap(address + length, begin + HUGE_PAGE - address)
+    found: int = _C.mmap(address, num_bytes, access, shared, descriptor, 0)
+    if found == _NO_ADDRESS:
+        code = ctypes.get_errno()
+        raise OSError(code, f'{num_bytes} bytes cannot be mapped: {os.strerror(code)}')
+    return found
 
 
 def check_length(descriptor: int, num_bytes: int) -> None:
