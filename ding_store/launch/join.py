@@ -146,8 +146,8 @@ def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[
     workers that its launcher starts.
     """
     if role == WORKER:
-        num = _wait_for_workers(store, config)
-        return num, claim_joining_worker(store, FIRST_JOINED_ID, silence_s(config.heartbeat_s), config.launched)
+        num_started, silent_s = _wait_for_workers(store, config), silence_s(config.heartbeat_s)
+        return num_started, claim_joining_worker(store, FIRST_JOINED_ID, silent_s, config.launched)
     if num_workers_of(store):
         raise ConfigError(f'run {store.run!r} has workers, so no {role} can join it. Join with --role worker.')
     worker, silent_s = torchrun_worker(), silence_s(config.heartbeat_s)
