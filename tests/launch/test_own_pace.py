@@ -52,7 +52,10 @@ def ends(cwd):
     'sync',
     [
         'async',
-        *(pytest.param(sync, marks=pytest.mark.long) for sync in ('gradients', 'average', 'gossip', 'hogwild')),
+        *(
+            pytest.param(sync, marks=pytest.mark.long)
+            for sync in ('gradients', 'average', 'elastic', 'gossip', 'hogwild')
+        ),
     ],
 )
 def test_learners_share_updates_and_ingest_each_row_once(tmp_path, sync):
