@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import mmap
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import threading
 import time
 from contextlib import ExitStack
@@ -16,6 +19,7 @@ from typing import Any, Dict, List, Optional, Sequence, Type
 import numpy as np
 import torch
 
+from benchmarks import ray_cluster
 from benchmarks.machine import busy_cores, others
 from benchmarks.output import say, show
 from ding_store.compare.scratch import memory_directory, scratch
@@ -30,6 +34,8 @@ NUM_TENSORS = 50
 RATE = 0.5
 #: Seconds that no round takes. After that a process is stuck, and the measurement ends.
 LIMIT_S = 120.0
+#: The same for making all ways: on a busy machine, Ray takes minutes to start.
+START_LIMIT_S = 400.0
 #: Rounds before those that are measured.
 WARM_UP = 2
 FORK = multiprocessing.get_context('fork')
@@ -38,9 +44,11 @@ FORK = multiprocessing.get_context('fork')
 class Case:
     """The things that the processes of one measurement share: sizes, barriers, times, memory for the bare ways."""
 
-    def __init__(self, num_bytes: int, num_workers: int, directory: str, wire: bool = False) -> None:
+    def __init__(
+        self, num_bytes: int, num_workers: int, directory: str, wire: bool = False, ray_directory: str = ''
+    ) -> None:
         self.num_workers = num_workers
-        self.directory = directory
+        self.directory, self.ray_directory = directory, ray_directory
         self.wire = wire
         self.shape = (max(1, num_bytes // NUM_TENSORS // 4 // 256), 256)
         self.num_elements = NUM_TENSORS * self.shape[0] * self.shape[1]
@@ -48,7 +56,7 @@ class Case:
         self.inner = FORK.Barrier(num_workers)
         self.began_at, self.done_at = (FORK.Array('d', num_workers, lock=False) for _ in range(2))
         self.sums = FORK.Array('d', num_workers, lock=False)
-        self.failed = FORK.Array('c', 200, lock=False)
+        self.failed, self.left_out = (FORK.Array('c', 200, lock=False) for _ in range(2))
         self.gradients = [self._shared() for _ in range(num_workers)]
         self.parameters = self._shared()
         with socket.socket() as free:
@@ -223,9 +231,94 @@ class Gloo(Way):
         self.distributed.destroy_process_group()
 
 
-WAYS: Dict[str, Type[Way]] = {'bare': Bare, 'shares': BareShares, 'ding_store': Ours, 'gloo': Gloo, 'redis': SetGet}
+class RayActor(Way):
+    """
+    Ray's own example of a parameter server: an actor sums the gradients of all workers, steps, and returns the
+    parameters. Gradients and parameters are objects in Ray's shared memory. If Ray does not start, this is left out.
+    """
+
+    title = 'Ray actor'
+
+    def __init__(self, case: Case, rank: int) -> None:
+        super().__init__(case, rank)
+        if rank == 0:
+            try:
+                self.actor = self._start()
+            except Exception as e:  # noqa: BLE001 - the other ways are measured without it
+                case.left_out.value = f'{type(e).__name__}: {e}'.encode()[:199]
+        case.inner.wait(START_LIMIT_S)
+        if rank and not case.left_out.value:
+            import ray
+
+            ray_cluster.join(case.ray_directory)
+            self.actor = ray.get_actor('parameters')
+
+    def _start(self) -> Any:
+        import ray
+
+        case, num_workers = self.case, self.case.num_workers
+        ray_cluster.start(case.ray_directory, max(1 << 29, 16 * num_workers * 4 * case.num_elements), num_cpus=1)
+        shape, num_tensors, rate = case.shape, NUM_TENSORS, RATE
+
+        class Server:  # in here, so that Ray sends its code to the actor's process
+            def __init__(self) -> None:
+                import torch
+
+                torch.set_num_threads(1)
+                self.model = [torch.nn.Parameter(torch.zeros(shape)) for _ in range(num_tensors)]
+                self.optimizer = torch.optim.SGD(self.model, lr=rate)
+                self.came: List[Any] = []
+                self.next: Any = None
+
+            async def step(self, gradients: List[np.ndarray]) -> List[Any]:
+                import asyncio
+
+                if self.next is None:
+                    self.next = asyncio.get_running_loop().create_future()
+                followed, came = self.next, self.came
+                came.append(gradients)
+                if len(came) == num_workers:
+                    self.came, self.next = [], None
+                    for parameter, *several in zip(self.model, *came):
+                        total = several[0] + several[1]
+                        for each in several[2:]:
+                            total += each
+                        parameter.grad = torch.from_numpy(total).div_(num_workers)
+                    self.optimizer.step()
+                    followed.set_result(ray.put([each.detach().numpy() for each in self.model]))
+                return [await followed]
+
+        actor = ray.remote(Server).options(name='parameters').remote()
+        ray.get(actor.__ray_ready__.remote(), timeout=START_LIMIT_S)
+        return actor
+
+    def step(self) -> None:
+        import ray
+
+        (found,) = ray.get(self.actor.step.remote([each.grad.numpy() for each in self.model]))
+        for parameter, array in zip(self.model, ray.get(found)):
+            np.copyto(parameter.detach().numpy(), array)
+
+    def close(self) -> None:
+        if not self.case.left_out.value:
+            if self.rank == 0:
+                self.case.inner.wait(LIMIT_S)  # The cluster ends with this process, last.
+                ray_cluster.leave()
+            else:
+                ray_cluster.leave()
+                self.case.inner.wait(LIMIT_S)
+
+
+WAYS: Dict[str, Type[Way]] = {
+    'bare': Bare,
+    'shares': BareShares,
+    'ding_store': Ours,
+    'gloo': Gloo,
+    'ray': RayActor,
+    'redis': SetGet,
+}
 #: Names of the ways that are measured on one host, and over the wire.
-LOCAL, WIRE = ('bare', 'shares', 'ding_store', 'gloo'), ('ding_store', 'redis')
+LOCAL, WIRE = ('bare', 'shares', 'ding_store', 'gloo', 'ray'), ('ding_store', 'redis')
 
 
 def main(sizes: str, workers: str, rounds: int, json_file: Optional[str], wire: bool = False) -> int:
@@ -257,11 +350,14 @@ def _numbers(option: str, text: str, least: float) -> List[float]:
 
 def measure(num_bytes: int, num_workers: int, rounds: int, wire: bool = False) -> Dict[str, Any]:
     """Return the seconds of each round of each way. The ways take turns, so a busy moment hits all of them."""
-    busy, names = busy_cores(), WIRE if wire else LOCAL
-    seconds: Dict[str, List[float]] = {name: [] for name in names}
+    busy, names, left_out = busy_cores(), WIRE if wire else LOCAL, ''
+    if 'ray' in names and importlib.util.find_spec('ray') is None:
+        names, left_out = _without_ray(names), 'it is not installed'
     with scratch(memory_directory()) as directory, ExitStack() as stack:
         load_for(1 << 30)  # before the fork, so that no round waits for the compiler
-        case = Case(num_bytes, num_workers, directory, wire)
+        ray_directory = tempfile.mkdtemp(prefix='ray', dir='/tmp')  # Names of sockets are short.
+        stack.callback(shutil.rmtree, ray_directory, ignore_errors=True)
+        case = Case(num_bytes, num_workers, directory, wire, ray_directory)
         for target, arguments in [
             (_serve, (case,)),
             *((_work, (case, names, rank, rounds)) for rank in range(num_workers)),
@@ -270,6 +366,10 @@ def measure(num_bytes: int, num_workers: int, rounds: int, wire: bool = False) -
             with interrupts_later():
                 process.start()
             stack.callback(_end, process)
+        _wait(case, case.end, START_LIMIT_S)  # All ways are made.
+        if case.left_out.value:
+            names, left_out = _without_ray(names), case.left_out.value.decode(errors='replace')
+        seconds: Dict[str, List[float]] = {name: [] for name in names}
         for number in range(rounds + WARM_UP):
             for name in names:
                 say(f'{num_bytes / 1e6:g} MB, {num_workers} workers: round {number + 1} of {name}')
@@ -282,12 +382,17 @@ def measure(num_bytes: int, num_workers: int, rounds: int, wire: bool = False) -
                     seconds[name].append(max(case.done_at) - min(case.began_at))
         _wait(case, case.end)
     busy = max(busy, busy_cores())
-    return {'bytes': num_bytes, 'workers': num_workers, 'seconds': seconds, 'others_cores': busy}
+    result = {'bytes': num_bytes, 'workers': num_workers, 'seconds': seconds, 'others_cores': busy}
+    return {**result, 'ray_left_out': left_out} if left_out else result
 
 
-def _wait(case: Case, barrier: Any) -> None:
+def _without_ray(names: Sequence[str]) -> Sequence[str]:
+    return tuple(name for name in names if name != 'ray')
+
+
+def _wait(case: Case, barrier: Any, limit_s: float = LIMIT_S) -> None:
     try:
-        barrier.wait(LIMIT_S)
+        barrier.wait(limit_s)
     except threading.BrokenBarrierError as e:
         raise StoreError(f'a worker failed: {case.failed.value.decode() or "it was stuck"}') from e
 
@@ -322,6 +427,9 @@ def _work(case: Case, names: Sequence[str], rank: int, rounds: int) -> None:
     _begin_process()
     try:
         ways = [WAYS[name](case, rank) for name in names]
+        case.end.wait(START_LIMIT_S)
+        if case.left_out.value:
+            ways = [each for each in ways if not isinstance(each, RayActor)]
         for _ in range(rounds + WARM_UP):
             for way in ways:
                 way.prepare()
@@ -351,7 +459,7 @@ def ratios_of(result: Dict[str, Any], name: str, to: str) -> np.ndarray:
 def render(result: Dict[str, Any]) -> str:
     """Return a table: median seconds, and ratios to other ways, with quartiles over the rounds."""
     seconds = result['seconds']
-    against = [name for name in ('bare', 'shares', 'gloo', 'redis') if name in seconds]
+    against = [name for name in ('bare', 'shares', 'gloo', 'ray', 'redis') if name in seconds]
     title = f'{result["bytes"] / 1e6:g} MB, {result["workers"]} workers, {len(next(iter(seconds.values())))} rounds'
     lines = ['', title, f'  {"way":<26} {"ms":>8}' + ''.join(f'{"/ " + name:>22}' for name in against)]
     for name, durations in seconds.items():
@@ -360,4 +468,6 @@ def render(result: Dict[str, Any]) -> str:
             low, middle, high = ratios_of(result, name, other)
             line += f'{f"{middle:.2f} ({low:.2f}-{high:.2f})":>22}'
         lines.append(line)
+    if 'ray_left_out' in result:
+        lines.append(f'  {RayActor.title} is left out: {result["ray_left_out"]}')
     return '\n'.join(lines + others(result['others_cores']))

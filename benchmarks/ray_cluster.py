@@ -6,13 +6,15 @@ import os
 from typing import Any
 
 _HOST = '127.0.0.1'
+# Ray reads these when it is imported. It sends no usage statistics, and writes no token to the user's home directory.
+os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+os.environ.setdefault('RAY_AUTH_MODE', 'disabled')
 
 
 def start(directory: str, store_bytes: int, num_cpus: int) -> None:
     """Start Ray's head with its files in ``directory``. Other processes of this host may join."""
     import ray
 
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # send no usage statistics
     _init(_temp_dir=directory, object_store_memory=store_bytes, num_cpus=num_cpus, include_dashboard=False)
     with open(_address_in(directory), 'w') as file:
         file.write(ray.get_runtime_context().gcs_address)

@@ -330,7 +330,7 @@ def _add_join(commands: argparse._SubParsersAction, environment: Environment) ->
     )
     _add_store_options(parser, environment)
     _add_settings(parser)
-    parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner'))
+    parser.add_argument('--role', required=True, choices=('collector', 'evaluator', 'learner', 'worker'))
     parser.add_argument('--wait', action='store_true', help='wait for the run if it has not started')
     parser.add_argument(
         '--learners', metavar='N', type=_count, help='with --wait: number of learners that the run will have'
@@ -926,7 +926,7 @@ def _run_roles(options: argparse.Namespace, command: List[str]) -> int:
     from ding_store.launch.job import Job, check_debug, parse_bounds, parse_cpu_roles, parse_delays, parse_roles
     from ding_store.launch.log_lines import line
     from ding_store.launch.user_script import UserScript
-    from ding_store.run.node_addresses import WORKER
+    from ding_store.run.lease import WORKER
 
     begin = time.monotonic()
     script, roles = UserScript.parse(command), parse_roles(options.roles, options.learners)
@@ -990,6 +990,8 @@ def _check_join(options: argparse.Namespace) -> None:
     """Raise ConfigError if options of ``join`` do not fit its role."""
     if options.owner and options.role != 'learner':
         raise ConfigError(f'--owner is for --role learner, not {options.role}')
+    if options.role == 'worker':
+        _refuse(options, ('learners', 'node_id'), 'means nothing with --role worker: it gets the next free number')
     if options.capacity is not None and (options.role != 'collector' or options.node_id is not None):
         raise ConfigError('--capacity is for --role collector, without --node-id')
     if options.capacity is None:

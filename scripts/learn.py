@@ -203,17 +203,20 @@ class Run:
     """
 
     def __init__(self, directory: Path, max_env_step: int, arguments: list):
-        from ding_store.parent_death import end_with
-
         self.name, self.directory, self.max_env_step = directory.name, directory, max_env_step
         self.directory.mkdir(exist_ok=True)
         # One thread each, so that simultaneous runs do not share cores.
         environment = {'OMP_NUM_THREADS': '1', **os.environ, 'PYTHONPATH': str(ROOT)}
         with open(self.directory / 'out', 'wb') as out:
-            self.process = subprocess.Popen(
-                [sys.executable, *arguments], cwd=self.directory, env=environment, stdout=out, stderr=out,
-                preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGKILL),
-            )  # fmt: skip
+            self.process = self.start(arguments, environment, out)
+
+    def start(self, arguments: list, environment: dict, out):
+        from ding_store.parent_death import end_with
+
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=self.directory, env=environment, stdout=out, stderr=out,
+            preexec_fn=functools.partial(end_with, os.getpid(), signal.SIGKILL),
+        )  # fmt: skip
 
     def has_ended(self) -> bool:
         if self.process.poll() is None:
@@ -249,10 +252,11 @@ def learn(tasks: list, kinds: list, seeds: list, minutes: float, jobs: int, dire
     run_all(runs, minutes, jobs)
 
 
-def run_all(runs: dict, minutes: float, jobs: int, leave_s: float = 0.0) -> None:
+def run_all(runs: dict, minutes: float, jobs: int, leave_s: float = 0.0, kind=Run) -> None:
     """
     Run all runs that have not ended before, `jobs` at a time, with a line of progress. `runs` has for each directory
     the run's last env step and its arguments. If interrupted, runs have `leave_s` seconds to write a last checkpoint.
+    `kind` is the class of runs.
     """
     waiting, running = list(runs.items()), []
     try:
@@ -262,7 +266,7 @@ def run_all(runs: dict, minutes: float, jobs: int, leave_s: float = 0.0) -> None
                 if has_ended(own, minutes):
                     print(f'{own.name} has ended before; remove {own} to run it again')
                 else:
-                    running.append(Run(own, max_env_step, arguments))
+                    running.append(kind(own, max_env_step, arguments))
             time.sleep(2.0)
             if sys.stdout.isatty():
                 print('\r\x1b[K' + '   '.join(map(str, running)), end='', flush=True)

@@ -2,7 +2,7 @@
 """
 Does asynchronous training lose to synchronous? CartPole with A2C's workers, each mode, 1, 2 and 4 workers, five seeds.
 
-    python scripts/sync_modes.py                                        # all 90 runs: hours on two cores
+    python scripts/sync_modes.py                                        # all 90 runs: an hour or two on two cores
     python scripts/sync_modes.py --modes gradients async --workers 2 --seeds 0 1
     python scripts/sync_modes.py --plot                                 # only print the tables and draw the plot
 
@@ -16,16 +16,21 @@ Returns over env steps depend little on the machine's load. Returns over wall ti
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
 import json
 import math
+import multiprocessing
 import os
+import signal
 import sys
+import traceback
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-import learn
+os.environ.setdefault('OMP_NUM_THREADS', '1')  # torch reads it when it is imported
+import learn  # noqa: E402
 
 ROOT = learn.ROOT
 MAIN = 'dizoo_configs.cartpole.cartpole_a2c_main'
@@ -41,7 +46,7 @@ MODES: Dict[str, Dict[str, Any]] = {
 BASE = 'gradients'
 WORKERS = (1, 2, 4)
 NUM_SEEDS = 5
-ENV_STEPS, NUM_EVALUATIONS = 60_000, 20
+ENV_STEPS, NUM_EVALUATIONS, EPISODES = 60_000, 15, 10
 #: Env steps of a worker per training iteration: the config's n_sample.
 STEPS_PER_ITERATION = 80
 MEASURES = {'steps': 'return, mean over env steps', 'time': 'return, mean over the first {time_s:.0f} s'}
@@ -51,6 +56,52 @@ RULE = (
     'seeds of both.'
 )
 BEGIN, END = '<!-- table: scripts/sync_modes.py -->', '<!-- end of table -->'
+
+
+class ForkedRun(learn.Run):
+    """A run whose `ding-store` command is forked from this process, which has imported DI-engine: it starts at once."""
+
+    def start(self, arguments: List[str], environment: Dict[str, str], out: Any) -> ForkedCommand:
+        return ForkedCommand(arguments, environment, self.directory, out.fileno())
+
+
+class ForkedCommand:
+    """What `subprocess.Popen` is, for a `ding-store` command in a fork of this process."""
+
+    def __init__(self, arguments: List[str], environment: Dict[str, str], directory: Path, out: int) -> None:
+        context = multiprocessing.get_context('fork')
+        self.process = context.Process(target=_command, args=(arguments, environment, directory, out, os.getpid()))
+        self.process.start()
+        self.terminate, self.kill, self.wait = self.process.terminate, self.process.kill, self.process.join
+
+    def poll(self) -> Optional[int]:
+        return self.process.exitcode
+
+    returncode = property(poll)
+
+
+def _command(arguments: List[str], environment: Dict[str, str], directory: Path, out: int, parent: int) -> None:
+    from ding_store.cli import main
+    from ding_store.launch.user_script import exit_process
+    from ding_store.parent_death import end_with
+
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        end_with(parent, signal.SIGKILL)
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+        for stream in (1, 2):
+            os.dup2(out, stream)
+        sys.argv = ['ding-store', *arguments]
+        code = main(arguments)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - as the interpreter does
+        traceback.print_exc()
+    finally:
+        exit_process(code)
 
 
 class Cell(NamedTuple):
@@ -94,6 +145,9 @@ def run_one(workers: int, seed: int, env_steps: int, minutes: float) -> None:
         os.chdir(f'worker-{rank}')
     settings = {
         **learn.ENVS,
+        # Evaluations are work of worker 0 alone, for which the others may wait.
+        'env.evaluator_env_num': EPISODES,
+        'env.n_evaluator_episode': EPISODES,
         'exp_name': 'cartpole_a2c',
         'policy.eval.evaluator.eval_freq': max(1, env_steps // (NUM_EVALUATIONS * STEPS_PER_ITERATION * workers)),
     }
@@ -142,36 +196,61 @@ def conclusions(cells: Sequence[Cell]) -> List[Dict[str, Any]]:
     return found
 
 
+#: Effect -> how a sentence says it, of one mode and of several.
+VERDICTS = {
+    'more': ('returns more', 'return more'),
+    'less': ('returns less', 'return less'),
+    'none shown': ('shows no effect', 'show no effect'),
+    'open': ('has too few seeds', 'have too few seeds'),
+}
+
+
 def sentences(cells: Sequence[Cell]) -> List[str]:
     """Answer the question in five sentences. An effect is stated only where ``RULE`` shows one."""
-    found = conclusions(cells)
+    found = {
+        (each['mode'], each['workers'], each['base_mode'], each['base_workers'], each['measure']): each
+        for each in conclusions(cells)
+    }
 
-    def effects(modes: Sequence[str], measure: str, is_of_mode: bool) -> str:
-        """Return what was found for modes against the synchronous one, or for more workers against one."""
-        parts = []
-        for mode, workers in itertools.product(modes, WORKERS):
-            wanted = (BASE, workers) if is_of_mode else (mode, 1)
-            match = [
-                each
-                for each in found
-                if (each['mode'], each['workers'], each['measure']) == (mode, workers, measure)
-                and (each['base_mode'], each['base_workers']) == wanted
-            ]
-            for each in match[:1]:
-                name = f"'{mode}' with {workers}" if len(modes) > 1 else f'{workers} worker{"s" * (workers > 1)}'
-                number = f' ({each["difference"]:+.1f}, spread {each["spread"]:.1f})'
-                parts.append(f'{name}: {each["effect"]}{number}')
-        return '; '.join(parts) or 'not run'
+    def grouped(keys: Sequence[Tuple[Any, ...]], names: Sequence[str], is_plural: bool) -> List[Tuple[str, List[str]]]:
+        """Return names of comparisons by what a sentence says of them. Effects have their size."""
+        by: Dict[str, List[str]] = {}
+        for key, name in zip(keys, names):
+            if key in found:
+                effect = found[key]['effect']
+                number = f' ({found[key]["difference"]:+.1f})' if effect in ('more', 'less') else ''
+                by.setdefault(effect if effect in VERDICTS else 'open', []).append(name + number)
+        return [(VERDICTS[effect][is_plural], by[effect]) for effect in VERDICTS if effect in by]
 
-    servers, others = ('average', 'elastic'), ('gossip', 'hogwild')
+    def of_mode(mode: str, measure: str) -> str:
+        """Return what was found for a mode against the synchronous one."""
+        keys = [(mode, workers, BASE, workers, measure) for workers in WORKERS]
+        parts = [
+            f'{said} with {listed(names)} worker{"s" * (len(names) > 1 or names[0][0] != "1")}'
+            for said, names in grouped(keys, list(map(str, WORKERS)), False)
+        ]
+        return listed(parts) or 'was not run'
+
+    def of_more(workers: int) -> str:
+        """Return what was found for several workers against one of the same mode."""
+        keys = [(mode, workers, mode, 1, 'time') for mode in MODES]
+        parts = [f'{said} in {listed(names)}' for said, names in grouped(keys, [f"'{mode}'" for mode in MODES], True)]
+        return f'{workers} workers {listed(parts, ", and ") or "were not run"}'
+
+    def of_modes(*modes: str) -> str:
+        return ', and '.join(f"'{mode}' {of_mode(mode, 'steps')}" for mode in modes)
+
     return [
-        f"Return of asynchronous ('async') against synchronous ('{BASE}') training over env steps: "
-        f'{effects(["async"], "steps", True)}.',
-        f'The same over wall time: {effects(["async"], "time", True)}.',
-        f'Averages against synchronous gradients over env steps: {effects(servers, "steps", True)}.',
-        f'Modes without a server against synchronous gradients over env steps: {effects(others, "steps", True)}.',
-        f'More workers against one over wall time: {effects(list(MODES), "time", False)}.',
+        f'Over env steps, asynchronous training {of_mode("async", "steps")}, compared with synchronous training.',
+        f'Over wall time, asynchronous training {of_mode("async", "time")}, compared with synchronous training.',
+        f'Of the averages, compared with synchronous training over env steps, {of_modes("average", "elastic")}.',
+        f'Without a server, compared with synchronous training over env steps, {of_modes("gossip", "hogwild")}.',
+        f'In the same time as one worker, {"; ".join(of_more(workers) for workers in WORKERS[1:])}.',
     ]
+
+
+def listed(parts: Sequence[str], last: str = ' and ') -> str:
+    return last.join(filter(None, [', '.join(parts[:-1]), *parts[-1:]]))
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -187,8 +266,10 @@ def missing(cells: Sequence[Cell], modes: Sequence[str], workers: Sequence[int],
     for mode, number in itertools.product(modes, workers):
         left = [seed for seed in seeds if seed not in there.get((mode, number), ())]
         if left:
-            gone.append(f'{mode} with {number}: seeds {", ".join(map(str, left))}')
-    return gone
+            gone.append(
+                f'{mode} with {number}' + (f': seeds {", ".join(map(str, left))}' if len(left) < len(seeds) else '')
+            )
+    return ['all'] if len(gone) == len(modes) * len(workers) and not cells else gone
 
 
 def report(cells: Sequence[Cell], modes: Sequence[str], workers: Sequence[int], seeds: Sequence[int]) -> str:
@@ -253,7 +334,7 @@ def plot(cells: Sequence[Cell], directory: Path) -> None:
                 axes[row, column].plot(grid, values.mean(0), color=color, label=cell.mode)
                 axes[row, column].fill_between(grid, values.min(0), values.max(0), color=color, alpha=0.1)
             axes[row, column].set(xlabel=label, title=f'{number} worker{"s" * (number > 1)}' if not row else '')
-        axes[row, 0].set_ylabel(f'mean return of {learn.EPISODES} episodes')
+        axes[row, 0].set_ylabel(f'mean return of {EPISODES} episodes')
     axes[0, 0].legend(fontsize='small')
     figure.tight_layout()
     figure.savefig(directory / 'sync_modes.svg', metadata={'Date': None})
@@ -270,6 +351,8 @@ def write_page(path: Path, text: str) -> None:
 
 def run_all(given: argparse.Namespace, directory: Path) -> None:
     """Run all runs that have not ended before."""
+    from ding_store.launch.user_script import preload
+
     about = directory / 'sync_modes.json'
     if about.exists() and (had := json.loads(about.read_text())['env_steps']) != given.env_steps:
         raise SystemExit(
@@ -281,10 +364,12 @@ def run_all(given: argparse.Namespace, directory: Path) -> None:
     for seed, number, mode in itertools.product(given.seeds, given.workers, given.modes):
         settings = {'sync': mode, **MODES[mode]}
         one = ['--one', str(number), str(seed), '--env-steps', str(given.env_steps), '--minutes', str(given.minutes)]
-        command = ['-m', 'ding_store.cli', 'run', '--run', 'sync', '--roles', f'worker={number}']
+        command = ['run', '--run', 'sync', '--roles', f'worker={number}']
         command += ['--set', f'learners={settings!r}', '--', 'python', str(Path(__file__).resolve()), *one]
         runs[directory / f'{mode}-{number}-s{seed}'] = (given.env_steps, command)
-    learn.run_all(runs, given.minutes, 1)
+    preload()
+    importlib.import_module('torch._dynamo')  # each worker's first step of an optimizer needs it
+    learn.run_all(runs, given.minutes, 1, kind=ForkedRun)
 
 
 def parse() -> argparse.Namespace:

@@ -54,9 +54,11 @@ def test_effects_of_modes_are_those_above_the_spread(monkeypatch, tmp_path, caps
         ('gossip', 'steps'): 'no conclusion: 1 of 5 seeds',
         ('gossip', 'time'): 'no conclusion: 1 of 5 seeds',
     }
-    assert '2 workers: none shown (+1.0, spread 2.0)' in out
-    assert 'Missing runs: gossip with 2: seeds 1, 2, 3, 4; hogwild with 2' not in out  # elastic is missing, too
-    assert 'elastic with 2: seeds 0, 1, 2, 3, 4; gossip with 2: seeds 1, 2, 3, 4' in out
+    assert 'Over env steps, asynchronous training shows no effect with 2 workers, compared with synchronous' in out
+    assert 'Over wall time, asynchronous training returns more with 2 (+' in out
+    assert "'average' returns less with 2 (-" in out
+    assert "'gossip' has too few seeds with 2 workers, and 'hogwild' was not run." in out
+    assert 'Missing runs: elastic with 2; gossip with 2: seeds 1, 2, 3, 4; hogwild with 2.' in out
     text = page.read_text()
     assert 'old' not in text
     assert text.startswith('before\n')

@@ -38,11 +38,18 @@ from ding_store.run.ending import FINISH, checkpoints_of, clear_ended_run, end_o
 from ding_store.run.format import check_format
 from ding_store.run.history import history_of
 from ding_store.run.last_checkpoint import ARRIVE_S, SAVE_S, is_saving
-from ding_store.run.lease import SINGLE_ROLES, Lease
+from ding_store.run.lease import SINGLE_ROLES, WORKER, Lease
 from ding_store.run.members import Members, launch
-from ding_store.run.node_addresses import FIRST_IDS, ROLES, WORKER, new_addresses, remove_address
+from ding_store.run.node_addresses import FIRST_IDS, ROLES, new_addresses, remove_address
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners, goes_at_own_pace
+from ding_store.run.several_learners import (
+    LEARNERS,
+    WORKERS,
+    check_num_learners,
+    decide_num_learners,
+    decide_num_workers,
+    goes_at_own_pace,
+)
 from ding_store.run.waiting import STARTING, best_effort
 from ding_store.storage.store import Store
 from ding_store.storage.urls import address_of, root_of
@@ -286,7 +293,8 @@ class Job:
             for role in SINGLE_ROLES:  # a launcher before this one may have been killed while a process started
                 session.store.delete(f'{STARTING}{role}')
             decide_num_learners(session.store, self.num_learners, started=self.roles.get('learner', 0))
-            session.upheld.append(LEARNERS)
+            decide_num_workers(session.store, self.roles.get(WORKER, 0))
+            session.upheld.extend((LEARNERS, WORKERS))
             if 'collector' in self.roles:
                 self.staff.begin(session.store, self.roles['collector'], self.bounds, self.capacity)
             return self._watched(session, out)

@@ -17,12 +17,21 @@ from ding_store.launch.printing import print_to
 from ding_store.launch.status import check_running
 from ding_store.launch.user_script import UserScript, import_di_engine
 from ding_store.middleware.router import activate, deactivate
-from ding_store.run.claim import check_script, claim_free_rank, claim_role, has_launcher, starting
+from ding_store.run.claim import (
+    check_script,
+    claim_free_rank,
+    claim_joining_worker,
+    claim_role,
+    has_launcher,
+    starting,
+)
 from ding_store.run.ending import clear_ended_run, end_of, retire, silence_s
 from ding_store.run.format import check_format
+from ding_store.run.lease import WORKER
 from ding_store.run.members import STREAM, Members, launch
 from ding_store.run.node_addresses import (
     FIRST_IDS,
+    FIRST_JOINED_ID,
     ROLES,
     claim_node_id,
     new_addresses,
@@ -31,11 +40,13 @@ from ding_store.run.node_addresses import (
 )
 from ding_store.run.session import ON_JOIN, RunSession
 from ding_store.run.several_learners import (
+    WORKERS,
     check_num_learners,
     decide_num_learners,
     first_joining_rank,
     has_num_learners,
     num_learners_of,
+    num_workers_of,
 )
 from ding_store.run.torchrun import torchrun_worker
 from ding_store.run.waiting import SLICE_S
@@ -56,7 +67,7 @@ def join(
     """
     Overview:
         Run a script as a member of a run, in this process. Its router is active before its first line runs, so that
-        its own branches on ``task.router`` give it the role.
+        its own branches on ``task.router`` give it the role. A worker runs the whole script, without a router.
     Arguments:
         - environment (:obj:`Environment`): The variables for the script, which reads its config in this process.
         - wait (:obj:`bool`): Also join a run that has no living member yet, and wait for the others.
@@ -78,12 +89,14 @@ def join(
         found = None if wait else living(store, config)
         check_format(store)
         num, rank = _claim(store, config, role, num_learners)
+        if role == WORKER:
+            node_id = rank
         if node_id is None:
             node_id = claim_node_id(store, role)
         peers = peer_addresses(store)
     title = f'{role}-{rank or node_id}'
     log_as(title)
-    ranked = '' if rank is None else f', rank {rank} of {num}'
+    ranked = '' if rank is None or role == WORKER else f', rank {rank} of {num}'
     print_to(sys.stderr, line(f'joining run {config.run!r} as {role}, node {node_id}{ranked}\n', title))
     # With a name for its launch, another process clears and retires the run.
     joined = None if found is None else found.epoch
@@ -95,11 +108,17 @@ def join(
     from ding_store.middleware.leave_on_signal import exit_code
 
     install()
+    ON_JOIN.append(functools.partial(_say_joined, title=title))
+    if role == WORKER:
+        from ding_store.middleware import worker_rank
+
+        assert rank is not None
+        worker_rank.start(rank, num, has_joined=True)
+        return exit_code(script.run())
     if rank is not None:
         from ding_store.middleware import learner_ranks
 
         learner_ranks.start(rank, num)
-    ON_JOIN.append(functools.partial(_say_joined, title=title))
     (address,) = new_addresses(1)
     activate(node_id, address, peers, num_workers=len(peers) + 1)
     try:
@@ -123,8 +142,14 @@ def _retire(config: StoreConfig) -> None:
 def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[int]) -> Tuple[int, Optional[int]]:
     """
     Claim a role for this process. Return the number of the run's learners, and this process's rank if it is one of
-    several. Under torchrun it has torchrun's rank, and else a free one.
+    several. Under torchrun it has torchrun's rank, and else a free one. The number of a run of workers is that of the
+    workers that its launcher starts.
     """
+    if role == WORKER:
+        num_started, silent_s = _wait_for_workers(store, config), silence_s(config.heartbeat_s)
+        return num_started, claim_joining_worker(store, FIRST_JOINED_ID, silent_s, config.launched)
+    if num_workers_of(store):
+        raise ConfigError(f'run {store.run!r} has workers, so no {role} can join it. Join with --role worker.')
     worker, silent_s = torchrun_worker(), silence_s(config.heartbeat_s)
     ranked = worker if role == 'learner' else None
     num = ranked.num if ranked is not None else num_learners
@@ -146,9 +171,37 @@ def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[
     return num, ranked.rank
 
 
+def _wait_for_workers(store: Store, config: StoreConfig) -> int:
+    """
+    Wait until a launcher has begun the run, and return how many workers it starts. Without --wait, the run has a living
+    process, whose launcher says it within moments.
+    """
+    members, begin, warned = Members(store), time.monotonic(), 0
+    while True:
+        num = _num_workers(store, members.refresh())
+        if num:
+            return num
+        other = members.reporting(None, silence_s(config.heartbeat_s), lambda member: member.role != WORKER)
+        if other is not None:
+            raise ConfigError(
+                f'run {store.run!r} has a {other.role}, so no worker can join it. Start it with ding-store run --roles '
+                'worker=N, or join with another role.'
+            )
+        if time.monotonic() - begin >= config.wait_warn_s * (warned + 1):
+            warned += 1
+            print_to(sys.stderr, line(f'waiting for ding-store run --roles worker=N --run {config.run}\n'))
+        store.wait_for_version(WORKERS, 1, SLICE_S)
+
+
+def _num_workers(store: Store, members: Members) -> int:
+    """Return how many workers the launcher starts, also if the server has lost what it noted. 0: none, or unknown."""
+    reported = [each.figures.get('num_learners', 0) for each in members.alive() if each.role == WORKER]
+    return num_workers_of(store) or max(reported, default=0)
+
+
 def _say_joined(session: RunSession, title: str) -> None:
     members = Members(session.store).refresh()
-    counts = {role: members.num_running(role) for role in ROLES}
+    counts = {role: members.num_running(role) for role in (*ROLES, WORKER)}
     running = ', '.join(f'{role}={count}' for role, count in counts.items() if count)
     print_to(sys.stderr, line(f'joined run {session.config.run!r}, which now has {running}\n', title))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
+import socket
 import time
 from contextlib import suppress
 from typing import Any, Dict, List, Optional, Sequence, Tuple
@@ -12,7 +13,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import torch
 
-from ding_store.errors import ConfigError, PayloadLost, StoreError, StoreUnavailable
+from ding_store.errors import ConfigError, PayloadLost, StoreError, StoreUnavailable, VersionConflict
 from ding_store.learners.served import LocalStep
 from ding_store.learners.tensors import Residuals, Tensors, copy_into, to_arrays, to_tensors
 from ding_store.storage.base import Value
@@ -217,7 +218,8 @@ class Hogwild:
     """
     Overview:
         Mode 'hogwild': the parameters are one file of the host cache, which all workers of this host change without
-        locks (Recht et al. 2011, "Hogwild!"). The worker that comes first brings the parameters.
+        locks (Recht et al. 2011, "Hogwild!"). The worker that comes first brings the parameters. A worker on another
+        host is refused: it would train alone.
     """
 
     num_local = 0
@@ -232,6 +234,8 @@ class Hogwild:
             at += -(-each.nbytes // _ALIGN) * _ALIGN
         shapes = str([(tuple(each.shape), str(each.dtype)) for each in self._parameters])
         digest = hashlib.blake2b(shapes.encode(), digest_size=16).digest()
+
+        _check_host(store, name)
 
         def fill(memory: memoryview) -> None:
             memory[: len(digest)] = digest
@@ -259,3 +263,18 @@ class Hogwild:
         """Continue with parameters of this process."""
         for parameter in self._parameters:
             parameter.data = parameter.data.clone()
+
+
+def _check_host(store: Store, name: str) -> None:
+    """Raise ConfigError if the model is in the memory of another host, as the worker that came first has noted."""
+    if not store.host:
+        return  # ``shared_memory`` refuses it, with the reason
+    value = f'hogwild/{name}'
+    with suppress(VersionConflict):
+        store.decide(value, {'host': store.host, 'hostname': socket.gethostname()}, 0)
+    found = store.get(value)
+    if found is not None and found.header['host'] != store.host:
+        raise ConfigError(
+            f"sync ('hogwild') works on one host, and model {name!r} is in the memory of {found.header['hostname']!r}. "
+            "Use sync='async'. If no worker runs there any more, use another name."
+        )

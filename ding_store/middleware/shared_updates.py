@@ -13,7 +13,7 @@ from ding.framework import task
 from ditk import logging
 
 from ding_store.config import LearnersConfig
-from ding_store.errors import ServerFull, StoreClosed, StoreTimeout
+from ding_store.errors import ConfigError, ServerFull, StoreClosed, StoreTimeout
 from ding_store.learners import ParameterServer, StoreOptimizer
 from ding_store.learners.optimizer_copy import copy_optimizer, set_state
 from ding_store.learners.wire import SERVED, SYNCHRONOUS, stream_of, value_of
@@ -62,7 +62,8 @@ class SharedUpdates:
         self._settings.check_for(sync)
         self._servers: List[ParameterServer] = []
         self._optimizers: List[RunOptimizer] = []
-        self._policies: List[Any] = []
+        self._policies: List[Any] = []  # of rank 0, once it has given them
+        self._note: Dict[str, Any] = {}
         self._reported_at = 0.0
 
     # The start
@@ -77,12 +78,24 @@ class SharedUpdates:
         self._session.figures(rank=self.rank, num_learners=self.num)
         if self.rank == 0:
             self._tidy()
-            decide_own_pace(self._store)
-            self._store.decide(START, {'member': self._own_id, 'note': note or {}})
+            self._note = note or {}
+            self._decide_start()
             self._session.upheld.extend((OWN_PACE, START))
-            return note or {}
+            return self._note
         value = self._wait_for(START)
-        return None if value is None else value.header['note']
+        if value is None:
+            return None
+        if value.header['sync'] != self.sync:
+            raise ConfigError(
+                f'store.learners.sync ({self.sync!r}): rank 0 of run {self._store.run!r} has {value.header["sync"]!r}. '
+                'Give this process the same config, or the same --set learners=....'
+            )
+        given: Header = value.header['note']
+        return given
+
+    def _decide_start(self) -> None:
+        decide_own_pace(self._store)
+        self._store.decide(START, {'member': self._own_id, 'note': self._note, 'sync': self.sync})
 
     def share(self, policies: List[Any]) -> bool:
         """Replace the optimizers of this process's policies. Return False if the run has ended."""
@@ -103,7 +116,8 @@ class SharedUpdates:
             self._policies = policies
             self._store.put(POLICIES, {'member': self._own_id}, given)
         self._session.before_leaving.append(self._end)
-        logging.info(f'ding_store: rank {self.rank} of {self.num} shares its updates (sync {self.sync!r})')
+        of = f'of {self.num}' if self.rank < self.num else 'has joined, and'
+        logging.info(f'ding_store: rank {self.rank} {of} shares its updates (sync {self.sync!r})')
         return True
 
     def _share(self, optimizer: torch.optim.Optimizer, name: str) -> RunOptimizer:
@@ -156,9 +170,8 @@ class SharedUpdates:
                 return None
             return value
 
-        # Only rank 0 of learners has the role's lease. All workers are on one host, and their launcher sees their end.
         member = self._session.member
-        role = 'learner' if member is not None and member.role == 'learner' else None
+        role = None if member is None else member.role
         return self._session.wait_for('rank 0 of this run', look, role, part='wait_ranks')
 
     def _tidy(self) -> None:
@@ -172,7 +185,7 @@ class SharedUpdates:
                 for reader in info.streams[stream].readers:
                     self._store.forget(stream, reader)
         for value in info.values:
-            if value.startswith((f'{ROOT}/', value_of(f'{ROOT}/'), f'gossip/{ROOT}/')):
+            if value.startswith((f'{ROOT}/', value_of(f'{ROOT}/'), f'gossip/{ROOT}/', f'hogwild/{ROOT}/')):
                 self._store.delete(value)
 
     # While it trains
@@ -180,8 +193,8 @@ class SharedUpdates:
     def report(self) -> None:
         """
         Overview:
-            Put the counts of updates and of their staleness into this member's figures, if it is time. Give the
-            policies again if the server lost them. Call it between two updates.
+            Put the counts of updates and of their staleness into this member's figures, if it is time. Give again
+            what the others need to start, if the server lost it. Call it between two updates.
         """
         now = time.monotonic()
         if now - self._reported_at >= _REPORT_EVERY_S:
@@ -189,8 +202,14 @@ class SharedUpdates:
             self._session.figures(**self.figures())
             if self._policies:
                 with contextlib.suppress(ServerFull), best_effort(self._store):
-                    if not self._store.wait_for_version(POLICIES, 1, 0.0) and self._store.get(POLICIES) is None:
-                        self._store.put(POLICIES, {'member': self._own_id}, _states_of(self._policies))
+                    self._give_again()
+
+    def _give_again(self) -> None:
+        """Give what the server has lost, as by a FLUSHALL, which the session takes for a deletion."""
+        if not self._store.wait_for_version(START, 1, 0.0) and self._store.get(START) is None:
+            self._decide_start()
+        if not self._store.wait_for_version(POLICIES, 1, 0.0) and self._store.get(POLICIES) is None:
+            self._store.put(POLICIES, {'member': self._own_id}, _states_of(self._policies))
 
     def figures(self) -> Dict[str, Any]:
         """Return the counts of this process, and in rank 0 those of the servers, as docs/reference/metrics.md has."""

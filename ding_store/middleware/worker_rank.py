@@ -19,12 +19,14 @@ from ditk import logging
 from ding_store.config import LearnersConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.middleware.learner_ranks import SEED_STEP, write_no_files
+from ding_store.middleware.leave_on_signal import leave_on_signal
 from ding_store.middleware.own_rank import set_own_worker
 from ding_store.middleware.pipeline import pipeline
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.middleware.shared_updates import SharedUpdates
 from ding_store.middleware.task_stop import before_stop, failure, is_failing
 from ding_store.run.ending import CHECKPOINTS
+from ding_store.run.lease import WORKER
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import best_effort
 
@@ -35,13 +37,15 @@ _EVALUATORS = ('interaction_evaluator', 'interaction_evaluator_ttorch')
 _MODES = ('_forward_learn', '_forward_collect', '_forward_eval')
 
 
-def start(rank: int, num: int) -> WorkerRank:
+def start(rank: int, num: int, has_joined: bool = False) -> WorkerRank:
     """
     Overview:
         Make this process one of several workers. Call it before the script runs, with DI-engine's router inactive: the
         script then runs its whole pipeline in this process, and its policies share their updates.
+    Arguments:
+        - has_joined (:obj:`bool`): No launcher watches this process: it leaves the run in order at a SIGTERM.
     """
-    made = WorkerRank(rank, num)
+    made = WorkerRank(rank, num, has_joined)
     set_own_worker(made)
     make = Policy.__init__
 
@@ -64,11 +68,12 @@ class WorkerRank:
     """
     Overview:
         One worker. It joins the run when its policy acts or trains for the first time. ``ctx.env_step`` counts the
-        steps of all workers from the first update on. A worker that reaches the script's end ends the run for all.
+        steps of all workers from the first update on. A worker that reaches the script's end ends the run for all. One
+        that was asked to leave does not.
     """
 
-    def __init__(self, rank: int, num: int) -> None:
-        self.rank, self.num = rank, num
+    def __init__(self, rank: int, num: int, has_joined: bool = False) -> None:
+        self.rank, self.num, self._has_joined = rank, num, has_joined
         self._policies: List[Any] = []
         self._session: Optional[RunSession] = None
         self._shared: Optional[SharedUpdates] = None
@@ -103,6 +108,8 @@ class WorkerRank:
                 self._begin()
             if self._session is not None:
                 self._session.show_health()
+                if self._session.leaves_alone:
+                    task.finish = True
             if name == '_forward_learn':
                 self._before_update()
             return forward(*args, **kwargs)
@@ -114,7 +121,9 @@ class WorkerRank:
             pipeline({'store': {}})
         session = self._session
         assert session is not None
-        session.join('worker', self.rank)
+        session.join(WORKER, self.rank)
+        if self._has_joined:
+            leave_on_signal(session)
         session.on_finish(self._end)
         before_stop(self, self._stop)
         ctx: Any = task.ctx
@@ -200,7 +209,8 @@ class WorkerRank:
             return
         self._count_steps(ctx)
         self._report_counts(ctx)
-        session.finish(f'worker {self.rank} finished at env step {ctx.env_step}, train iteration {ctx.train_iter}')
+        if not session.leaves_alone:
+            session.finish(f'worker {self.rank} finished at env step {ctx.env_step}, train iteration {ctx.train_iter}')
         if self._shared is not None:
             self._shared.leave()
         if self._recorder is not None:

@@ -9,7 +9,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence
 from ding_store.errors import ConfigError
 from ding_store.run.ending import end_of
 from ding_store.run.foreign import fields_of
-from ding_store.run.lease import FIELDS, SINGLE_ROLES, Holder, Lease, Owner, owner_in, role_lease
+from ding_store.run.lease import FIELDS, SINGLE_ROLES, WORKER, Holder, Lease, Owner, owner_in, role_lease
 from ding_store.run.members import STREAM as REPORTS
 from ding_store.run.members import launch
 from ding_store.storage.base import Header
@@ -83,7 +83,7 @@ def claim_role(
         Claim a role for this process's launch, so that no process of another launch gets it. Roles outside
         ``SINGLE_ROLES`` need no claim.
     Arguments:
-        - rank (:obj:`int`): Number of this process among several learners.
+        - rank (:obj:`int`): Number of this process among several learners or workers.
     Returns:
         - lease (:obj:`Optional[Lease]`): This process must renew it, if it keeps running.
     Raises:
@@ -110,6 +110,14 @@ def claim_free_rank(store: Store, ranks: Sequence[int], silent_s: float, launche
         f'run {store.run!r} has all of its learners that join: {len(ranks)}. Join with another role, or start the run '
         'with more: --learners N. `ding-store status` shows them.'
     )
+
+
+def claim_joining_worker(store: Store, first: int, silent_s: float, launched: Optional[str] = None) -> int:
+    """Claim the lowest rank from ``first`` on that no worker has. One whose worker may still live counts as taken."""
+    rank = first
+    while _role_lease(store, WORKER, silent_s, launched, rank).try_acquire() is not None:
+        rank += 1
+    return rank
 
 
 def has_launcher(store: Store, first_node: int) -> bool:

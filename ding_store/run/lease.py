@@ -28,12 +28,14 @@ NOTICE_S = 10.0
 START_S = 30.0
 
 
-#: A run has at most one process of each of these roles, and a lease for each.
-SINGLE_ROLES = ('learner', 'evaluator')
+#: Role of a process that runs a whole pipeline, and shares the updates of its policy with the other workers.
+WORKER = 'worker'
+#: A run has at most one process of each of these roles, or one for each rank. Each has a lease.
+SINGLE_ROLES = ('learner', 'evaluator', WORKER)
 
 
 def role_lease(role: str, rank: int = 0) -> str:
-    """Return the name of a role's lease. Each of several learners has its own."""
+    """Return the name of a role's lease. Each of several learners or workers has its own."""
     return f'role/{role}-{rank}' if rank else f'role/{role}'
 
 

@@ -15,9 +15,8 @@ from ding_store.storage.store import Store
 #: First node id of each role in DI-engine's examples.
 FIRST_IDS = {'learner': 0, 'evaluator': 1, 'collector': 2}
 ROLES = tuple(FIRST_IDS)
-#: The role of a process that runs a whole pipeline, and shares the updates of its policy with the other workers.
-WORKER = 'worker'
-#: First node id of processes that join. ``ditask`` may still start workers with lower ids.
+#: First node id of processes that join, and first rank of workers that join. ``ditask`` may still start workers with
+#: lower ids.
 FIRST_JOINED_ID = 100
 
 

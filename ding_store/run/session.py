@@ -27,7 +27,7 @@ from ding_store.run.ending import FINISH, clear_ended_run, end_of, retire, silen
 from ding_store.run.format import VALUE as FORMAT_VALUE
 from ding_store.run.format import agree_on_format, check_format
 from ding_store.run.health import Health
-from ding_store.run.lease import Lease
+from ding_store.run.lease import WORKER, Lease
 from ding_store.run.members import (
     STREAM,
     STREAM_OPTIONS,
@@ -166,7 +166,7 @@ class RunSession:
             own = launch(self.config.launched)
             self.member = Member(id=name, role=role, node_id=node_id, address=address, launch=own)
             self._report()
-            rank = self.config.rank if role == 'learner' else 0  # all learners have one node id
+            rank = self._rank_of(role)  # all learners have one node id
             self._health = Health(self.config.health, role, rank or node_id)
             for lease in leases:
                 self.hold(lease, self.member.title)
@@ -183,7 +183,7 @@ class RunSession:
         launched, silent_s = self.config.launched, silence_s(self.config.heartbeat_s)
         if launched is not None:
             agree_on_format(self.store)
-            rank = self.config.rank if role == 'learner' else 0
+            rank = self._rank_of(role)
             return list(filter(None, [claim_role(self.store, role, silent_s, launched, rank)]))
         if self._hear_of_own_end():
             return []
@@ -200,6 +200,9 @@ class RunSession:
                 of_run.release()
             raise
         return list(filter(None, [of_run, of_role]))
+
+    def _rank_of(self, role: str) -> int:
+        return self.config.rank if role in ('learner', WORKER) else 0
 
     def claim_part(self, part: str, what: str, advice: str) -> None:
         """Claim a part for this process: see ``claim.claim_part``."""

@@ -1,4 +1,4 @@
-"""The number of learners of a run. It is fixed until the run ends, because its experience is distributed over them."""
+"""The numbers of learners and workers of a run. That of learners is fixed: experience is distributed over them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from ding_store.storage.store import Store
 
 #: The value that says how many learners a run has. A run with one learner has none.
 LEARNERS = 'learners'
+#: The value that says how many workers the run's launcher starts. Only a run of workers has it.
+WORKERS = 'workers'
 #: The value that says that learners or workers go on without one that died.
 OWN_PACE = 'own-pace'
 
 
 def replay_of(path: str, rank: int, num: int) -> str:
-    """Return the directory of one learner's replay. Each of several learners has its own."""
-    return path if num == 1 else os.path.join(path, f'rank-{rank}-of-{num}')
+    """Return the directory of one learner's or worker's replay. Each of several has its own."""
+    return path if num == 1 and not rank else os.path.join(path, f'rank-{rank}-of-{num}')
 
 
 def has_num_learners(store: Store) -> bool:
@@ -77,6 +79,21 @@ def decide_num_learners(store: Store, num: int, started: Optional[int] = None) -
         store.decide(LEARNERS, {'num': num, 'started': started or 0}, version)
     except VersionConflict:
         check_num_learners(store, num)
+
+
+def decide_num_workers(store: Store, num: int) -> None:
+    """Note how many workers this launch starts. With 0, the run has none, whatever an earlier launch of it had."""
+    if num:
+        store.decide(WORKERS, {'num': num})
+    else:
+        store.delete(WORKERS)
+
+
+def num_workers_of(store: Store) -> int:
+    """Return how many workers the run's launcher starts. 0: it is no run of workers, or it has not begun."""
+    value = store.get(WORKERS)
+    number = None if value is None else value.header.get('num')
+    return number if type(number) is int and number > 0 else 0
 
 
 def decide_own_pace(store: Store) -> None:

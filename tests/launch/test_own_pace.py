@@ -52,7 +52,10 @@ def ends(cwd):
     'sync',
     [
         'async',
-        *(pytest.param(sync, marks=pytest.mark.long) for sync in ('gradients', 'average', 'gossip', 'hogwild')),
+        *(
+            pytest.param(sync, marks=pytest.mark.long)
+            for sync in ('gradients', 'average', 'elastic', 'gossip', 'hogwild')
+        ),
     ],
 )
 def test_learners_share_updates_and_ingest_each_row_once(tmp_path, sync):
@@ -109,6 +112,38 @@ def test_workers_run_an_unmodified_script_to_its_end(tmp_path):
     history = read_history(str(tmp_path / 'tiny_a2c'))
     assert 0 < history[-1]['updates_used'] <= used
     assert 0 < history[-1]['env_step'] <= rows['env steps']
+
+
+def test_workers_join_and_leave_a_running_job(tmp_path, redis_server):
+    place = '--store', redis_server.url
+
+    def join(*options, number=10**6):
+        script = WORKER, '--trace', tmp_path / 'trace', '--max-train-iter', number
+        settings = *place, '--run', 'r', '--set', "learners={'sync': 'async'}"
+        return ding_store('join', *settings, *options, '--', 'python', *script)
+
+    def ranks():
+        found = [each for each in status(tmp_path, store=redis_server.url)['members'] if each['state'] == 'alive']
+        return {each['figures']['rank'] for each in found if each['figures'].get('train_iter')}
+
+    with job(workers(tmp_path, 1, {'sync': 'async'}, *place, iterations=10**6), tmp_path) as run:
+        run.wait_for(lambda: 'logs in' in run.text, 'its start')
+        with job(join('--role', 'worker', '--wait'), tmp_path, name='join') as joined:
+            joined.wait_for(lambda: ranks() == {0, 100}, 'two workers that train')
+            os.kill(joined.process.pid, signal.SIGTERM)
+            assert joined.wait() == 128 + signal.SIGTERM, joined.text
+        assert re.search("joined run 'r', which now has worker=[12]\n", joined.text), joined.text
+        with job(join('--role', 'collector'), tmp_path, name='collector') as refused:
+            assert refused.wait() == 2
+            assert "run 'r' has workers, so no collector can join it. Join with --role worker" in refused.text
+        assert run.process.poll() is None
+        with job(join('--role', 'worker', number=5), tmp_path, name='last') as last:
+            assert last.wait() == 0, last.text
+        assert run.wait() == 0, run.text
+    assert 'worker 100 finished at env step' in run.text
+    assert len(ends(tmp_path)) == 3
+    assert table(run.text)['env steps'] == max(each['env_step'] for each in ends(tmp_path))
+    assert len(list(tmp_path.glob('tiny_a2c*'))) == 1  # Worker 0 alone writes files.
 
 
 @pytest.mark.long

@@ -23,12 +23,13 @@ from ding_store.storage.testing import WAIT_S  # noqa: E402
 
 
 @contextlib.contextmanager
-def sessions(number, **learners):
-    """Sessions of one run in the memory of this process, each with a store of its own."""
-    settings = {'url': 'memory://', 'learners': learners, 'peer_timeout_s': WAIT_S, 'heartbeat_s': 0.1}
+def sessions(number, url='memory://', **learners):
+    """Sessions of one run, each with a store of its own."""
+    settings = {'url': url, 'learners': learners, 'peer_timeout_s': WAIT_S, 'heartbeat_s': 0.1}
     config = StoreConfig.from_block(settings)
-    with open_store('memory://', run='own-pace') as store, contextlib.ExitStack() as stack:
-        yield [RunSession(config, store=stack.enter_context(store.another())) for _ in range(number)]
+    with open_store(url, run='own-pace') as store, contextlib.ExitStack() as stack:
+        another = store.another if url == 'memory://' else lambda: open_store(url, run='own-pace')
+        yield [RunSession(config, store=stack.enter_context(another())) for _ in range(number)]
 
 
 def step(optimizer, own, seed):
@@ -124,15 +125,19 @@ def test_stale_gradients_are_bounded_counted_and_reported():
     assert found['updates_sent'] == 12
 
 
-@pytest.mark.parametrize('sync', ['gossip', 'async'])
-def test_late_rank_starts_after_the_server_lost_its_memory(sync):
+@pytest.mark.parametrize(('sync', 'is_flushed'), [('gossip', False), ('async', False), ('async', True)])
+def test_late_rank_starts_after_the_server_lost_its_memory(sync, is_flushed, redis_server):
     policies, errors = [dqn(), dqn(seed=7)], []
-    with sessions(2, sync=sync) as opened:
+    with sessions(2, redis_server.url if is_flushed else 'memory://', sync=sync) as opened:
         first = SharedUpdates(opened[0], sync, 0, 2)
         first.begin({'x': 1})
         assert first.share([policies[0]])
         opened[0].watch()  # as each member does
-        opened[0].store.lose_memory()
+        if is_flushed:
+            with redis_server.client() as client:
+                client.flushall()  # The server runs on, and so does every connection.
+        else:
+            opened[0].store.lose_memory()
         late = threading.Thread(target=share, args=(1, opened[1], policies, sync, errors, lambda *_: None))
         late.start()
         number = iter(range(10**6))
@@ -164,6 +169,10 @@ def test_histograms_of_staleness_become_figures():
 
 
 def test_setting_of_another_mode_is_refused():
+    with sessions(2) as (session, other):
+        SharedUpdates(session, 'gradients', 0, 2).begin()
+        with pytest.raises(ConfigError, match=r"sync \('async'\): rank 0 of run 'own-pace' has 'gradients'"):
+            SharedUpdates(other, 'async', 1, 2).begin()
     with (
         sessions(1, period=4) as (session,),
         pytest.raises(ConfigError, match=r"period \(4\) does not count with .*'async'"),

@@ -26,14 +26,17 @@ def test_script_trains_with_and_without_a_server(redis_server, capfd):
 
 
 @pytest.mark.parametrize('wire', [False, True])
-def test_benchmark_of_parameters_reports_every_way(wire):
-    names = WIRE if wire else LOCAL
+def test_benchmark_of_parameters_reports_every_way(wire, tmp_path, monkeypatch):
+    (tmp_path / 'ray.py').write_text("def init(**options): raise RuntimeError('no cluster here')")
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert {*LOCAL, *WIRE} == set(WAYS)
+    names = WIRE if wire else [name for name in LOCAL if name != 'ray']
     result = measure(200_000, 2, 2, wire)
     assert {name: len(seconds) for name, seconds in result['seconds'].items()} == dict.fromkeys(names, 2)
     assert list(ratios_of(result, names[0], names[0])) == [1.0, 1.0, 1.0]
     text = render(result)
     assert all(WAYS[name].title in text for name in names)
+    assert ('Ray actor is left out: RuntimeError: no cluster here' in text) == (not wire)
 
 
 @pytest.mark.parametrize(('sizes', 'workers', 'rounds'), [('x', '2', 1), ('5', '1', 1), ('5', '2', 0)])
