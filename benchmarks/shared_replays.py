@@ -148,7 +148,7 @@ class TorchrlRay(SharedReplay):
         )
         buffer.extend(_as_tensordict(columns))
         with open(os.path.join(directory, 'buffer'), 'wb') as file:
-            file.write(ray.cloudpickle.dumps(buffer))
+            file.write(ray.cloudpickle.dumps(buffer.client()))
         return buffer
 
     @classmethod
