@@ -6,7 +6,7 @@ CartPole DQN and Hopper SAC with one learner and with several, over seeds.
     python scripts/several_learners.py --page docs/results/several-learners.md
 
 Each run's figures are in DIRECTORY/TASK-learnersN-seedS.json. Started again, the command keeps the runs that are there.
-CartPole needs about an hour on two cores, and Hopper two. Hopper needs scripts/setup.sh --extra mujoco.
+Hopper needs scripts/setup.sh --extra mujoco.
 """
 
 import argparse
