@@ -6,11 +6,14 @@ import os
 from typing import Any
 
 _HOST = '127.0.0.1'
+# Ray reads these when it is imported, so importing this module sets them. Send no usage statistics.
+os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
+# Ray 2.60 requires its token by default where a cluster starts, and sends none from processes that join.
+os.environ.setdefault('RAY_AUTH_MODE', 'token')
 
 
 def start(directory: str, store_bytes: int, num_cpus: int) -> None:
     """Start Ray's head with its files in ``directory``. Other processes of this host may join."""
-    _set_environment()
     import ray
 
     _init(_temp_dir=directory, object_store_memory=store_bytes, num_cpus=num_cpus, include_dashboard=False)
@@ -19,7 +22,6 @@ def start(directory: str, store_bytes: int, num_cpus: int) -> None:
 
 
 def join(directory: str) -> None:
-    _set_environment()
     with open(_address_in(directory)) as file:
         _init(address=file.read())
 
@@ -28,13 +30,6 @@ def leave() -> None:
     import ray
 
     ray.shutdown()
-
-
-def _set_environment() -> None:
-    """Set what Ray reads when it is imported."""
-    os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')  # send no usage statistics
-    # Ray 2.60 requires its token by default where a cluster starts, and sends none from processes that join.
-    os.environ.setdefault('RAY_AUTH_MODE', 'token')
 
 
 def _address_in(directory: str) -> str:
