@@ -9,6 +9,7 @@ import os
 import tempfile
 import time
 import traceback
+import warnings
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Type
 
@@ -229,6 +230,8 @@ def _with_peer(
     number: int, num: int, keys: dist.Store, batch_size: int, updates: int, peer: Type[SharedReplay], directory: str
 ) -> Dict[str, Any]:
     """Train on the batches of a peer. Only gradients travel between learners."""
+    # Ray's arrays are read-only, and the policy does not write to them.
+    warnings.filterwarnings('ignore', 'The given NumPy array is not writable')
     return _train(number, num, keys, batch_size, updates, peer.draws(directory, batch_size // num))
 
 
