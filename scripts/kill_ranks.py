@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument('--keep', action='store_true', help='keep the directory of the job')
     options = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job does not outlive this command
     directory = Path(tempfile.mkdtemp(prefix='kill-ranks-'))
     try:
         figures = run(options, directory)
@@ -249,17 +250,25 @@ class Job:
 
 
 def learners_of(launcher: int) -> Dict[int, int]:
-    """Return pid -> rank of the launcher's processes that are learners."""
+    """Return pid -> rank of the learners among a launcher's descendants. Another process of it starts some again."""
     found = {}
-    for child in Path(f'/proc/{launcher}/task').glob('*/children'):
-        for pid in map(int, child.read_text().split()):
-            try:
-                output = os.readlink(f'/proc/{pid}/fd/1')
-            except OSError:
-                continue  # it has ended
-            match = re.search(r'/learner-(\d+)\.log$', output)
-            if match:
-                found[pid] = int(match[1])
+    for pid in children_of(launcher):
+        found.update(learners_of(pid))
+        try:
+            output = os.readlink(f'/proc/{pid}/fd/1')
+        except OSError:
+            continue  # it has ended
+        match = re.search(r'/learner-(\d+)\.log$', output)
+        if match:
+            found[pid] = int(match[1])
+    return found
+
+
+def children_of(pid: int) -> List[int]:
+    found: List[int] = []
+    for path in Path(f'/proc/{pid}/task').glob('*/children'):
+        with contextlib.suppress(OSError):  # it has ended
+            found += map(int, path.read_text().split())
     return found
 
 
