@@ -1,15 +1,17 @@
-"""Benchmark of several learners: updates/s at one global batch, beside the same loop on data in memory with gloo."""
+"""Benchmark of several learners: updates/s at one global batch, beside peers and the same loop on data in memory."""
 
 from __future__ import annotations
 
+import functools
 import json
 import multiprocessing
 import os
 import tempfile
 import time
 import traceback
+import warnings
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Type
 
 import numpy as np
 import torch
@@ -25,6 +27,7 @@ from easydict import EasyDict
 
 from benchmarks.machine import busy_cores, others
 from benchmarks.output import say, show
+from benchmarks.shared_replays import PEERS, SharedReplay
 from ding_store.buffer import StoreBuffer
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, StoreError
@@ -75,7 +78,13 @@ def measure(num: int, batch_size: int, updates: int, rounds: int) -> Dict[str, A
             processes = 1 if way == 'one learner' else num
             several.append(_in_processes(processes, _WAYS[way], batch_size, updates))
     shares = bytes_per_partition(num)
-    result: Dict[str, Any] = {'learners': num, 'others_cores': max(busy, busy_cores()), 'bytes_per_partition': shares}
+    peers = {title: peer_rates(peer, num, batch_size, updates, rounds) for title, peer in PEERS.items()}
+    result: Dict[str, Any] = {
+        'peers': peers,
+        'learners': num,
+        'others_cores': max(busy, busy_cores()),
+        'bytes_per_partition': shares,
+    }
     for way, several in found.items():
         # The last process to end is that of the round: all make equally many updates.
         result[way] = {'updates_per_s': [updates / max(each['seconds'] for each in ranks) for ranks in several]}
@@ -97,12 +106,38 @@ def render(result: Dict[str, Any]) -> str:
         f'{num} learners                      {ours:10.1f} updates/s',
         f'  the same on data in memory, gloo {bound:8.1f}  ({ours / bound:.2f} of it; goal 0.9)',
         f'  one learner                    {one:10.1f}',
+        *(_render_peer(title, found, ours) for title, found in result['peers'].items()),
         f'  agreement                      {_median(result["agreement_share"]):10.1%}  of an update (goal: below 3 %)',
         f'  memory of a replay             {memory:10.1%}  of that of one learner (goal: {1 / num + 0.1:.0%})',
         f'  bytes of experience received   {received:10.1%}  of all (goal: {1 / num + 0.1:.0%})',
         *others(result['others_cores']),
     ]
     return '\n'.join(lines)
+
+
+def _render_peer(title: str, found: Dict[str, Any], ours: float) -> str:
+    if 'missing' in found:
+        return f'  {title}: {found["missing"]}'
+    rate = _median(found['updates_per_s'])
+    return f'  {title:31}{rate:10.1f}  (ding_store is {ours / rate:.2f} times as fast)'
+
+
+def peer_rates(peer: Type[SharedReplay], num: int, batch_size: int, updates: int, rounds: int) -> Dict[str, Any]:
+    """Return the updates/s of learners that share another library's replay, or why there are none."""
+    missing = peer.missing()
+    if missing:
+        return {'missing': f'not measured, {missing} is not installed'}
+    rates = []
+    for number in range(rounds):
+        say(f'{num} learners: round {number + 1} of {peer.title}')
+        with tempfile.TemporaryDirectory(prefix='bench') as directory:
+            try:
+                with peer.served(functools.partial(columns, NUM_ROWS), directory):
+                    ranks = _in_processes(num, _with_peer, batch_size, updates, peer, directory)
+            except StoreError as error:
+                return {'missing': f'did not start: {str(error).strip().splitlines()[-1]}'}
+        rates.append(updates / max(each['seconds'] for each in ranks))
+    return {'updates_per_s': rates}
 
 
 def _median(values: List[float]) -> float:
@@ -181,6 +216,28 @@ def _ours(number: int, num: int, keys: dist.Store, batch_size: int, updates: int
 
 def _in_memory(number: int, num: int, keys: dist.Store, batch_size: int, updates: int) -> Dict[str, Any]:
     """Train on tensors in memory. Only gradients travel, and nothing is agreed on."""
+    data = {name: torch.from_numpy(values) for name, values in columns(NUM_ROWS // num).items()}
+    chance = np.random.default_rng(number)
+
+    def draw() -> Dict[str, Any]:
+        rows = torch.from_numpy(chance.integers(NUM_ROWS // num, size=batch_size // num))
+        return {name: each[rows] for name, each in data.items()}
+
+    return _train(number, num, keys, batch_size, updates, draw)
+
+
+def _with_peer(
+    number: int, num: int, keys: dist.Store, batch_size: int, updates: int, peer: Type[SharedReplay], directory: str
+) -> Dict[str, Any]:
+    """Train on the batches of a peer. Only gradients travel between learners."""
+    # Ray's arrays are read-only, and the policy does not write to them.
+    warnings.filterwarnings('ignore', 'The given NumPy array is not writable')
+    return _train(number, num, keys, batch_size, updates, peer.draws(directory, batch_size // num))
+
+
+def _train(
+    number: int, num: int, keys: dist.Store, batch_size: int, updates: int, draw: Callable[[], Dict[str, Any]]
+) -> Dict[str, Any]:
     group = LearnerGroup(number, num)
     group.connect_through(keys)
     policy = policy_of(config_of(batch_size // num, 1))
@@ -188,14 +245,12 @@ def _in_memory(number: int, num: int, keys: dist.Store, batch_size: int, updates
     average.watch(policy._optimizer)
     if not takes_batch(policy.learn_mode):
         raise StoreError('DQN takes no batch')
-    data = {name: torch.from_numpy(values) for name, values in columns(NUM_ROWS // num).items()}
-    chance = np.random.default_rng(number)
     seconds = 0.0
     for update in range(WARM_UP + updates):
         if update == WARM_UP:
             seconds = -time.perf_counter()
-        rows = torch.from_numpy(chance.integers(NUM_ROWS // num, size=batch_size // num))
-        policy.learn_mode.forward(ttorch.as_tensor({name: each[rows] for name, each in data.items()}))
+        batch = {name: torch.as_tensor(each) for name, each in draw().items()}
+        policy.learn_mode.forward(ttorch.as_tensor(batch))
     return dict(seconds=seconds + time.perf_counter())
 
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence
 
 import numpy as np
 
+from benchmarks import ray_cluster
 from benchmarks.machine import busy_cores, others
 from benchmarks.output import say, show
 from ding_store.errors import ConfigError
@@ -95,11 +96,9 @@ def _measure_ours(arrays: Sequence[np.ndarray], budget_s: float) -> Figures:
 def _measure_ray(arrays: Sequence[np.ndarray], budget_s: float) -> Figures:
     import ray
 
-    from benchmarks.ray_cluster import leave, start
-
     scratch = tempfile.mkdtemp(prefix='ray', dir='/tmp')
     try:
-        start(scratch, 4 * _SOURCE_BYTES, 1)
+        ray_cluster.start(scratch, 4 * _SOURCE_BYTES, 1)
         held: Any = [None]
 
         def get(ref: Any) -> None:
@@ -110,7 +109,7 @@ def _measure_ray(arrays: Sequence[np.ndarray], budget_s: float) -> Figures:
 
         return _timed(arrays, ray.put, get, drop, budget_s)
     finally:
-        leave()
+        ray_cluster.leave()
         shutil.rmtree(scratch, ignore_errors=True)
 
 

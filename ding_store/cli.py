@@ -791,6 +791,12 @@ def _add_reshard(commands: argparse._SubParsersAction, environment: Environment)
     _add_store_options(parser, environment)
     parser.add_argument('checkpoint', metavar='CHECKPOINT', help='directory of --checkpoint')
     parser.add_argument('--learners', metavar='M', type=_count, required=True, help='the new number of learners')
+    parser.add_argument(
+        '--partitions',
+        metavar='P',
+        type=_count,
+        help='the new store.learners.partitions; default: one for each learner',
+    )
     parser.add_argument('--replay', metavar='DIR', help='directory of the replay, if the config has buffer_path')
     parser.set_defaults(call=_reshard)
 
@@ -800,7 +806,7 @@ def _reshard(options: argparse.Namespace, command: List[str]) -> int:
 
     checkpoint = options.checkpoint
     options.checkpoint = None  # it is no setting here
-    return reshard(_config(options), checkpoint, options.learners, options.replay)
+    return reshard(_config(options), checkpoint, options.learners, options.replay, options.partitions)
 
 
 def _add_clean(commands: argparse._SubParsersAction, environment: Environment) -> None:

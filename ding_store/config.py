@@ -168,6 +168,8 @@ class LearnersConfig:
     Arguments:
         - sync (:obj:`str`): How they train one policy. 'ddp': learners average gradients in step, without the store.
             The others are the modes of ``StoreOptimizer``. None: 'ddp' for learners, 'gradients' for workers.
+        - partitions (:obj:`Optional[int]`): Number of streams that the experience is distributed over. It must be a
+            multiple of the number of learners. None: one for each learner.
         - check_every (:obj:`int`): With 'ddp': number of updates after which the learners compare a digest of their
             parameters.
         - period (:obj:`int`), rho (:obj:`float`), max_staleness (:obj:`int`), max_ahead (:obj:`int`), dtype: See
@@ -178,6 +180,7 @@ class LearnersConfig:
     """
 
     sync: Optional[str] = _setting(None, choices=(None, 'ddp', *OWN_PACE))
+    partitions: Optional[int] = _setting(None, least=1)
     check_every: int = _setting(100, least=1)
     period: int = _setting(1, least=1)
     rho: float = _setting(0.5, least=0)
@@ -368,6 +371,12 @@ class StoreConfig:
                 'certificate (ssl_certfile), or remove store.allow_pickle.'
             )
         self._check_ratio()
+        partitions = None if self.learners is None else self.learners.partitions
+        if partitions is not None and partitions % self.num_learners:
+            raise ConfigError(
+                f'store.learners.partitions ({partitions}) must be a multiple of the number of learners '
+                f'({self.num_learners}), so that each learner gets an equal part of the experience.'
+            )
 
     def _check_ratio(self) -> None:
         ratio, tolerance = self.samples_per_insert, self.error_buffer

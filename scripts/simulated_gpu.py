@@ -41,6 +41,7 @@ TESTS = (
     'tests/middleware/test_policy_state.py',
     'tests/middleware/test_checkpoint.py',
     'tests/checkpoint/test_saver.py',
+    'tests/buffer/test_gpu_prefetch.py',
     'tests/buffer/test_sequence_policies.py',
     'tests/columns/test_collected_elements.py',
     'tests/columns/test_decode_batch.py',

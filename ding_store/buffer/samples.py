@@ -9,6 +9,7 @@ from typing import Any, Callable, ContextManager, Dict, Iterator, Optional
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
+from ding_store.buffer.elements.device_batches import DeviceBatches
 from ding_store.buffer.elements.elements import Choose, Elements
 from ding_store.buffer.elements.sequence_reads import Episodes, read_episodes, read_sequences, read_unrolled
 from ding_store.buffer.samplers.base import Sampler, check_is_sampler
@@ -44,6 +45,8 @@ class Samples:
             sampler.persist_to(table.table_dir)
         self._elements, self.sampler, self.uniform = elements, sampler, uniform
         self.prefetch = Prefetch(depth, table, sampler) if depth else None
+        #: Sends the batches that are gathered ahead to a GPU. None: they stay on the host.
+        self.device: Optional[DeviceBatches] = None
         #: Makes samples and inserts wait for each other. None: neither waits.
         self.limiter: Optional[RateLimiter] = None
 
@@ -70,7 +73,7 @@ class Samples:
                 self.limiter.check_sampler(sampler)
         chosen = self.sampler if sampler is None else sampler
         made = Samples(self._elements, chosen, self.uniform, self.depth, is_kept=False)
-        made.limiter = self.limiter
+        made.limiter, made.device = self.limiter, self.device
         return made
 
     def copied(self, elements: Elements, memo: Dict[int, Any]) -> Samples:
@@ -86,6 +89,7 @@ class Samples:
         """Return samples of other elements that begin anew, with the same settings."""
         sampler = self.uniform if self.sampler is self.uniform else copy.deepcopy(self.sampler)
         made = Samples(elements, sampler, self.uniform, self.depth)
+        made.device = self.device
         if self.limiter is not None:
             made.limit_with(self.limiter)
         return made
@@ -98,7 +102,10 @@ class Samples:
     def batch(self, size: int, replace: bool, sample_range: Optional[slice]) -> Batch:
         """Sample one collated batch."""
         choose = Sampled(self.sampler, size, replace, sample_range)
-        elements = self._elements
+        elements, device = self._elements, self.device
+        if device is not None and self.prefetch is not None and elements.can_send():
+            rows, sent, decode = self._read('sent', choose, lambda chosen: elements.read_and_send(chosen, device))
+            return Batch(device.receive(sent), rows, decode, choose.weights)
         if self.prefetch is None:
             rows, data, decode, lengths = choose.deliver(elements.read_batch, elements.delete, self.limiter)
         else:

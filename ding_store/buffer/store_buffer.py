@@ -6,6 +6,7 @@ import operator
 from typing import Any, Callable, Collection, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
+import torch
 from ding.data.buffer import Buffer, BufferedData, apply_middleware
 
 from ding_store.buffer.arguments import check_ragged, integer
@@ -13,6 +14,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import Batch
 from ding_store.buffer.ding import middleware as ding_middleware
 from ding_store.buffer.ding.lists import IndexView, Items, Lists, StorageView, collated, group_by, meta_index
+from ding_store.buffer.elements.device_batches import DeviceBatches
 from ding_store.buffer.elements.elements import Elements
 from ding_store.buffer.elements.patches import patch_columns, patched_rows
 from ding_store.buffer.elements.sequence_reads import Episodes
@@ -271,6 +273,19 @@ class StoreBuffer(Buffer):
         return collated(
             self.sample(size=size, **options), self._elements.ragged
         )  # By keyword: a middleware may have another first argument.
+
+    def send_to(self, device: Union[str, torch.device]) -> None:
+        """
+        Overview:
+            Let ``sample_batch`` return batches on a GPU from now on, if they are gathered ahead (``prefetch``). The
+            thread gathers them into pinned memory and copies them on a stream of its own. Frames that the buffer keeps
+            as bytes travel as bytes. Elements that are no mappings of tensors, or have ragged leaves, stay on the host.
+        """
+        place = torch.device(device)
+        if place.type != 'cuda':
+            raise ConfigError(f'device ({device!r}) must be a GPU, such as "cuda:0"')
+        if self._samples.depth:
+            self._samples.device = DeviceBatches(place)
 
     def sample_time_major(self, size: int, replace: bool = False, sample_range: Optional[slice] = None) -> Batch:
         """

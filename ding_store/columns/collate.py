@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 from typing import Any, Callable, List, Sequence, Tuple
+from typing import Mapping as TypingMapping
 from typing import Optional as Maybe
 
 import numpy as np
@@ -119,6 +120,12 @@ class PlainBatch:
     def tree(self, views: Sequence[np.ndarray]) -> ttorch.Tensor:
         """Return the batch: a tree of tensors that share the memory of the views."""
         return tree_of(ttorch.Tensor, TreeStorage(dict(zip(self._keys, map(torch.from_numpy, views)))))
+
+    def tree_of_tensors(self, tensors: TypingMapping[str, torch.Tensor]) -> ttorch.Tensor:
+        """Return the batch of columns that are tensors by now, such as those on a GPU."""
+        pairs = zip(self.names, self._is_number)
+        leaves = [tensors[name][..., 0] if is_number else tensors[name] for name, is_number in pairs]
+        return tree_of(ttorch.Tensor, TreeStorage(dict(zip(self._keys, leaves))))
 
 
 def plain_batch(root: Node) -> Maybe[PlainBatch]:

@@ -13,9 +13,9 @@ from ding_store.launch.printing import print_to
 from ding_store.launch.status import check_known, check_running
 from ding_store.launch.termination import signals_noted
 from ding_store.run.ending import end_of
-from ding_store.run.recording import STREAM, as_member, check_one_learner, node_id, reader_name
+from ding_store.run.recording import STREAM, as_member, check_one_partition, node_id, reader_name
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import num_learners_of
+from ding_store.run.several_learners import num_learners_of, num_partitions_of
 
 
 def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Optional[int] = None) -> int:
@@ -40,7 +40,7 @@ def record(config: StoreConfig, path: str, durable: bool = False, max_rows: Opti
         store, name = session.store, reader_name(path)
         check_known(store, config)
         end = end_of(store)
-        check_one_learner(num_learners_of(store))
+        check_one_partition(num_learners_of(store), num_partitions_of(store) or 1)
         stream = store.stream_info(STREAM) if end is not None else None
         if end is not None and (stream is None or name not in stream.readers):
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')

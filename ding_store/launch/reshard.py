@@ -1,5 +1,5 @@
 """
-``ding-store reshard``: distributes a stopped run's replay and unread experience over another number of learners.
+``ding-store reshard``: distributes a stopped run's replay and unread entries over other learners or partitions.
 
 It first makes all new tables, and copies of the unread entries, in a directory beside the replay. A file ``ready`` in
 it says that they are complete. Only then the old ones are replaced. If the command is killed before that file is there,
@@ -27,15 +27,29 @@ from ding_store.errors import ConfigError
 from ding_store.launch.printing import print_to
 from ding_store.middleware.backpressure import coarse
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.consumer_offset import ENV_ID
-from ding_store.middleware.learner_exchanger import LEARNER_READER
-from ding_store.middleware.partitions import RESHARD, episode_of, num_learners_in, progress_name_of, stream_of
+from ding_store.middleware.consumer_offset import ENV_ID, OTHERS, offsets_in
+from ding_store.middleware.feed import LEARNER_READER
+from ding_store.middleware.partitions import (
+    RESHARD,
+    episode_of,
+    num_learners_in,
+    own_partitions,
+    progress_name_of,
+    stream_of,
+)
 from ding_store.power_cuts import sync_directory
 from ding_store.run.claim import claim_run
 from ding_store.run.ending import silence_s
 from ding_store.run.node_addresses import FIRST_IDS
 from ding_store.run.session import RunSession
-from ding_store.run.several_learners import LEARNERS, decide_num_learners, num_learners_of, replay_of
+from ding_store.run.several_learners import (
+    LEARNERS,
+    PARTITIONS,
+    decide_num_learners,
+    num_learners_of,
+    num_partitions_of,
+    replay_of,
+)
 from ding_store.storage.base import Entry
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
@@ -47,18 +61,24 @@ _READY = 'ready'
 _APPEND_S = 60.0
 
 
-def reshard(config: StoreConfig, checkpoint: str, num: int, replay: Optional[str] = None) -> int:
+def reshard(
+    config: StoreConfig, checkpoint: str, num: int, replay: Optional[str] = None, partitions: Optional[int] = None
+) -> int:
     """
     Overview:
         Distribute a run anew over ``num`` learners. No process of the run may be running.
     Arguments:
         - checkpoint (:obj:`str`): The run's directory of checkpoints.
+        - partitions (:obj:`Optional[int]`): The new number of partitions, a multiple of ``num``. None: ``num``.
         - replay (:obj:`Optional[str]`): The directory of its replay, ``store.buffer_path``. None: in ``checkpoint``.
     Returns:
         - code (:obj:`int`): 0.
     Raises:
         - ConfigError: The directory has no run that could resume, or a process of the run is running.
     """
+    partitions = partitions or num
+    if partitions % num:
+        raise ConfigError(f'--partitions {partitions} must be a multiple of --learners {num}.')
     directory = CheckpointDir(checkpoint)
     if directory.run is None:
         raise ConfigError(f'{checkpoint!r} has no run that could resume. Name the directory of --checkpoint.')
@@ -67,10 +87,25 @@ def reshard(config: StoreConfig, checkpoint: str, num: int, replay: Optional[str
     with RunSession(config).store as store:
         lease = claim_run(store, FIRST_IDS['learner'], silence_s(config.heartbeat_s), {}, config.launched)
         try:
-            return _Reshard(store, root, directory.run, num).run()
+            return _Reshard(store, root, directory.run, _Layout(num, partitions)).run()
         finally:
             if lease is not None:
                 lease.release()
+
+
+class _Layout(NamedTuple):
+    """The numbers of learners and partitions of a run."""
+
+    learners: int
+    partitions: int
+
+    def __str__(self) -> str:
+        text = f'{self.learners} learner{"s" * (self.learners > 1)}'
+        return text if self.partitions == self.learners else f'{text} with {self.partitions} partitions'
+
+    def options(self) -> str:
+        more = '' if self.partitions == self.learners else f' --partitions {self.partitions}'
+        return f'--learners {self.learners}{more}'
 
 
 class _Counts(NamedTuple):
@@ -83,8 +118,8 @@ class _Counts(NamedTuple):
 
 
 class _Reshard:
-    def __init__(self, store: Store, root: str, run: str, num: int) -> None:
-        self._store, self._root, self._run, self._num = store, root, run, num
+    def __init__(self, store: Store, root: str, run: str, new: _Layout) -> None:
+        self._store, self._root, self._run, self._num, self._new = store, root, run, new.learners, new
         self._work, self._old = f'{root}{RESHARD}', f'{root}{RESHARD}-old'
 
     def run(self) -> int:
@@ -93,12 +128,21 @@ class _Reshard:
             if found is None:
                 raise ConfigError(f'there is no replay in {self._root!r}. Name another directory with --replay.')
             self._remove_rests()
-            if found == self._num:
-                print_to(sys.stdout, f'{self._root} is distributed over {found} already\n')
+            old = _Layout(found, self._partitions_of(found))
+            if old == self._new:
+                print_to(sys.stdout, f'{self._root} is distributed over {old} already\n')
                 return 0
-            self._prepare(found)
+            self._prepare(old)
         self._replace()
         return 0
+
+    def _partitions_of(self, found: int) -> int:
+        """Return how many partitions the run has had. The tables say it if the server does not."""
+        decided = num_partitions_of(self._store)
+        if decided is not None:
+            return decided
+        with _opened(replay_of(self._root, 0, found)) as table:
+            return found * len(offsets_in(table.committed or {}))
 
     def _in_work(self, *names: str) -> str:
         return os.path.join(self._work, *names)
@@ -110,7 +154,8 @@ class _Reshard:
 
     # Before anything is changed
 
-    def _prepare(self, found: int) -> None:
+    def _prepare(self, layout: _Layout) -> None:
+        found = layout.learners
         private_files.directory(self._work)
         with contextlib.ExitStack() as stack:
             old = [stack.enter_context(_opened(replay_of(self._root, rank, found))) for rank in range(found)]
@@ -121,14 +166,15 @@ class _Reshard:
                 private_files.directory(os.path.dirname(path))
             each_size = -(-size // self._num)
             new = [stack.enter_context(_made(each_size, path, has_priorities)) for path in paths]
-            places = _Places(self._num)
+            places = _Places(self._new)
             for block in _by_age(old):
                 _move(block, new, places)
             notes = [each.committed or {} for each in old]
-            counts, num_entries = self._save_entries(notes, found, places)
+            counts, num_entries = self._save_entries(notes, layout, places)
             for note, buffer_ in zip(self._notes(notes, new, counts), new):
                 buffer_.commit(note)
-        plan = dict(found=found, num=self._num, rows=places.num_rows, entries=num_entries, **counts._asdict())
+        plan = dict(found=found, num=self._num, partitions=[layout.partitions, self._new.partitions])
+        plan.update(rows=places.num_rows, entries=num_entries, **counts._asdict())
         with open(self._in_work('plan'), 'w', opener=private_files.opener) as file:
             json.dump(plan, file)
             file.flush()
@@ -144,28 +190,36 @@ class _Reshard:
         for note in notes:
             for name, version in note.get('policy_versions', {}).items():
                 versions[name] = max(version, versions.get(name, 0))
-        left = sum(int(note.get('rows', 0)) for note in notes) - sum(each.count() for each in new)
-        chunks = max(int(note.get('chunks', 0)) for note in notes)
-        for each in new:
+        offsets = [offset for note in notes for offset in offsets_in(note)]
+        left = sum(int(offset.get('rows', 0)) for offset in offsets) - sum(each.count() for each in new)
+        chunks = max(int(offset.get('chunks', 0)) for offset in offsets)
+        for rank, each in enumerate(new):
             rows, left = each.count() + max(left, 0), 0  # Rows that were evicted count with the first table.
-            steps = dict(env_step=counts.env_step, env_episode=counts.env_episode)
+            steps = dict(chunks=chunks, env_step=counts.env_step, env_episode=counts.env_episode)
             places: Dict[str, Any] = dict(marks={}, runs={}, heads={}, cursor=None, chain='', epochs=0)
-            yield dict(run=self._run, rows=rows, chunks=chunks, policy_versions=versions, **steps, **places)
+            note = dict(run=self._run, rows=rows, policy_versions=versions, **steps, **places)
+            _, *others = own_partitions(rank, *self._new)
+            states = {stream_of(other, self._new.partitions): {**note, 'rows': 0} for other in others}
+            yield {**note, OTHERS: states} if states else note
 
-    def _save_entries(self, notes: Sequence[Dict[str, Any]], found: int, places: _Places) -> Any:
+    def _save_entries(self, notes: Sequence[Dict[str, Any]], layout: _Layout, places: _Places) -> Any:
         """Copy the unread entries of all partitions into files. Return the counts, and the number of entries."""
         totals, num_entries = [], 0
-        for partition, note in enumerate(notes):
+        offsets: Dict[int, Dict[str, Any]] = {}
+        for rank, note in enumerate(notes):
+            offsets.update(zip(own_partitions(rank, *layout), offsets_in(note)))
+        for partition in range(layout.partitions):
+            note = offsets.get(partition, {})
             steps, episodes = int(note.get('env_step', 0)), int(note.get('env_episode', 0))
-            for entry in self._unread(stream_of(partition, found), note):
+            for entry in self._unread(stream_of(partition, layout.partitions), note):
                 steps += entry.header['env_step']
                 episodes += entry.header['env_episode']
                 if entry.header['rows']:
                     _save(entry, self._in_work('entries'), places.of_entry(entry), num_entries)
                     num_entries += 1
             totals.append((steps, episodes))
-        env_step = max(int(note.get('env_step', 0)) for note in notes)
-        env_episode = max(int(note.get('env_episode', 0)) for note in notes)
+        env_step = max(int(note.get('env_step', 0)) for note in offsets.values())
+        env_episode = max(int(note.get('env_episode', 0)) for note in offsets.values())
         more_steps = max(steps for steps, _ in totals) - env_step
         more_episodes = max(episodes for _, episodes in totals) - env_episode
         return _Counts(env_step, env_episode, more_steps, more_episodes), num_entries
@@ -182,12 +236,14 @@ class _Reshard:
     def _replace(self) -> None:
         with open(self._in_work(_READY)) as file:
             plan = json.load(file)
-        if plan['num'] != self._num:
+        learners = plan['found'], plan['num']
+        found, planned = map(_Layout, learners, plan.get('partitions', learners))
+        if planned != self._new:
             raise ConfigError(
-                f'{self._root!r} is being distributed over {plan["num"]} learners, by a command that was interrupted. '
-                f'Complete that first: --learners {plan["num"]}'
+                f'{self._root!r} is being distributed over {planned}, by a command that was interrupted. '
+                f'Complete that first: {planned.options()}'
             )
-        self._replace_streams(plan)
+        self._replace_streams(found, plan)
         if os.path.isdir(self._in_work('replay')):
             if not os.path.isdir(self._old):
                 os.rename(self._root, self._old)
@@ -197,18 +253,18 @@ class _Reshard:
         self._remove_rests()
         print_to(
             sys.stdout,
-            f'{self._root}: {plan["rows"]} rows and {plan["entries"]} unread entries of {plan["found"]} '
-            f'learner{"s" * (plan["found"] > 1)} are now of {plan["num"]}. Go on with --roles learner={plan["num"]}\n',
+            f'{self._root}: {plan["rows"]} rows and {plan["entries"]} unread entries of {found} are now of {planned}. '
+            f'Go on with --roles learner={planned.learners}\n',
         )
 
-    def _replace_streams(self, plan: Dict[str, Any]) -> None:
-        store, found, num = self._store, plan['found'], plan['num']
-        if num_learners_of(store) not in (found, num):
+    def _replace_streams(self, found: _Layout, plan: Dict[str, Any]) -> None:
+        store, num = self._store, self._new.partitions
+        if num_learners_of(store) not in (found.learners, self._num):
             raise ConfigError(
                 f'run {store.run!r} has {num_learners_of(store)} learners, and the replay in {self._root!r} is of '
-                f'{found}. Name the run of this replay with --run.'
+                f'{found.learners}. Name the run of this replay with --run.'
             )
-        for several in (found, num):
+        for several in (found.partitions, num):
             for partition in range(several):
                 store.delete(stream_of(partition, several))
                 progress = progress_name_of(partition, several)
@@ -227,16 +283,22 @@ class _Reshard:
                     [], dict(kind='trajectories', end_idx=[], **counts), timeout_s=_APPEND_S
                 )
         store.delete(LEARNERS)
-        decide_num_learners(store, num, started=num)
+        decide_num_learners(store, self._num, started=self._num)
+        store.delete(PARTITIONS)
+        if num > 1:
+            store.decide(PARTITIONS, {'num': num}, 0)
         store.flush()
 
 
 class _Places:
     """Chooses a table for each row. Rows of one episode stay together, and others go where the fewest rows are."""
 
-    def __init__(self, num: int) -> None:
-        self._counts = [0] * num
+    def __init__(self, layout: _Layout) -> None:
+        self._layout = layout
+        self._counts = [0] * layout.learners
+        self._num_entries = [0] * layout.partitions
         self._of_episode: Dict[int, int] = {}
+        self._partition_of: Dict[int, int] = {}  # episode -> partition of its unread steps, so that they stay in order
 
     @property
     def num_rows(self) -> int:
@@ -249,13 +311,20 @@ class _Places:
         return place
 
     def of_entry(self, entry: Entry) -> int:
-        """Return the table of an entry: that of the episode of its first row. It does not count its rows."""
+        """
+        Return the partition of an entry: one of the table that has the episode of its first row. It does not count its
+        rows.
+        """
         ids = entry.arrays.get(ENV_ID)
         episode = int(np.asarray(ids).reshape(-1)[0]) if ids is not None and np.asarray(ids).size else None
         counts = list(self._counts)
         place = self.choose(episode)
         self._counts = counts
-        return place
+        partition = min(own_partitions(place, *self._layout), key=lambda each: self._num_entries[each])
+        if episode is not None:
+            partition = self._partition_of.setdefault(episode, partition)
+        self._num_entries[partition] += 1
+        return partition
 
 
 class _Block(NamedTuple):

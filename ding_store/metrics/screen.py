@@ -265,11 +265,23 @@ def _members(members: Sequence[Mapping[str, Any]], everything: bool) -> Renderab
         blocks += [Text(f'{", ".join(parts)} (--all lists them)', style='dim')]
     blocks += [_what_happened(each) for each in shown if each['state'] in ('failed', 'killed', 'silent')]
     blocks += [Text(_what_restarted(each), style='bold yellow') for each in restarts(members)]
+    reads = ' · '.join(f'{_role(each)} {_own_partitions(each["figures"])}' for each in shown if _has_several(each))
+    if reads:
+        blocks += [Text(f'partitions of the experience: {reads}')]
     slow = slowest_rank(members)
     if slow is not None:
         text = f'{_role(slow.member)} is the slowest: other learners wait for it up to {slow.wait:.0%} of their time'
         blocks += [Text(text, style='bold yellow')]
     return Group(*blocks)
+
+
+def _has_several(member: Mapping[str, Any]) -> bool:
+    return member['role'] == 'learner' and member['figures'].get('own_partitions', 1) > 1
+
+
+def _own_partitions(figures: Mapping[str, Any]) -> str:
+    first = figures.get('first_partition', 0)
+    return f'reads {first} to {first + figures["own_partitions"] - 1}'
 
 
 class Restarts(NamedTuple):

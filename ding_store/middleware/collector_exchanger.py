@@ -67,8 +67,7 @@ class CollectorExchanger(Exchanger):
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
-        config = session.config
-        num = config.num_learners
+        config, num = session.config, session.num_partitions
         self._chunks = [
             ChunkWriter(session.store, stream_of(i, num), config.allow_pickle, config.share_frames is not False)
             for i in range(num)
@@ -113,7 +112,7 @@ class CollectorExchanger(Exchanger):
             random.seed(random.getrandbits(31) + self._seed_shift)
             self._seed_numpy()
         # A collector that restarts or joins late starts at the run's env_step, which sets how much it explores.
-        num = self._session.config.num_learners
+        num = self._session.num_partitions
         progress = progress_of(self._session.store.get(progress_name_of(0, num)), 'env_step')
         if progress is not None:
             ctx.env_step = self._first_step = self._sent_steps = progress['env_step']

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 import numpy as np
 from ditk import logging
 
 from ding_store.buffer.store_buffer import StoreBuffer
+from ding_store.errors import ConfigError
 from ding_store.middleware.pickled_chunks import OFFSETS, is_pickled
 from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
@@ -23,6 +24,8 @@ ENV_ID = 'env_data_id'
 _RUN_BITS, _MAX_RUNS = 48, 1 << 15
 
 
+#: Key of a note with the offsets in a learner's other partitions, in order: stream -> ``ConsumerOffset.state``.
+OTHERS = 'others'
 #: The marks of this many writers fill half of the note that is committed with rows.
 MANY_WRITERS = 8000
 
@@ -30,9 +33,13 @@ MANY_WRITERS = 8000
 class ConsumerOffset:
     """
     Overview:
-        Counts the entries that the learner took from the stream. With ``keep_in`` the replay becomes a table with a
+        Counts the entries that the learner took from one partition. With ``keep_in`` the replay becomes a table with a
         path, and the counts and the writers' marks are its note. A restarted learner then continues after the last
-        entry with rows in the table.
+        entry with rows in the table. A learner with several partitions has an offset for each of them, and the note of
+        the first one has them all.
+    Arguments:
+        - others (:obj:`Mapping[str, ConsumerOffset]`): Stream -> offset of this learner's other partitions. Only the
+          first partition's offset has some.
     Attributes:
         - marks (:obj:`Dict[str, int]`): writer -> highest sequence number taken.
         - runs (:obj:`Dict[str, int]`): writer -> the first sequence number after its last loss, see ``take``.
@@ -43,7 +50,8 @@ class ConsumerOffset:
         - is_resumed (:obj:`bool`): True if the counts continue those of an earlier learner process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, others: Optional[Mapping[str, ConsumerOffset]] = None) -> None:
+        self.others: Mapping[str, ConsumerOffset] = others or {}
         self.marks: Dict[str, int] = {}
         self.runs: Dict[str, int] = {}
         self.policy_versions: Dict[str, int] = {}
@@ -87,7 +95,22 @@ class ConsumerOffset:
             logging.info(f'ding_store: deleting {buffer_.count()} rows of the previous run')
             buffer_.clear()
         elif 'marks' in (buffer_.committed or {}):
-            self.restore(buffer_.committed or {})
+            self._restore_all(buffer_.committed or {}, path)
+
+    def _restore_all(self, note: Dict[str, Any], path: str) -> None:
+        found = offsets_in(note)
+        if len(found) != 1 + len(self.others):
+            raise ConfigError(
+                f'the replay in {path!r} has the rows of {len(found)} partitions, and its learner reads '
+                f'{1 + len(self.others)} now. Set store.learners.partitions to {len(found)} for each learner, or '
+                'distribute it anew: ding-store reshard CHECKPOINT --learners N --partitions P'
+            )
+        for each, state in zip(self.all(), found):
+            each.restore(state)
+
+    def all(self) -> List[ConsumerOffset]:
+        """Return the offsets of all partitions of this learner, in the order of the partitions."""
+        return [self, *self.others.values()]
 
     def reader(self, store: Store, stream: str, name: str, **options: Any) -> Reader:
         """Return a reader of the stream that starts after the entries taken. ``note`` contains its writers' heads."""
@@ -123,7 +146,10 @@ class ConsumerOffset:
 
     def note(self) -> Optional[Dict[str, Any]]:
         """Return the note to commit with the rows of the entries taken, or None if the offset is not kept."""
-        return None if self._replay is None else self.state()
+        if self._replay is None:
+            return None
+        others = {stream: each.state() for stream, each in self.others.items()}
+        return {**self.state(), OTHERS: others} if others else self.state()
 
     def state(self) -> Dict[str, Any]:
         """Return the offset as a JSON-able dict, from which ``restore`` continues."""
@@ -172,6 +198,11 @@ class ConsumerOffset:
         self.num_rows, self.num_chunks = note['rows'], note['chunks']
         self.env_step, self.env_episode = note['env_step'], note['env_episode']
         self.is_resumed = True
+
+
+def offsets_in(note: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """Return the state of each partition in the note of a learner's table, in the order of the partitions."""
+    return [dict(note), *note.get(OTHERS, {}).values()]
 
 
 def _of_run(entry: Entry, run: int) -> Entry:

@@ -60,7 +60,7 @@ class FollowerExchanger(Exchanger):
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._version = 0
-        self._progress = progress_name_of(0, session.config.num_learners)
+        self._progress = progress_name_of(0, session.num_partitions)
         self._last_eval_iter: Optional[int] = None
 
     def _receive(self, ctx: OnlineRLContext) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
@@ -10,34 +9,32 @@ import numpy as np
 from ding.framework import task
 from ditk import logging
 
-from ding_store.errors import ConfigError, CorruptPayload, ServerFull
+from ding_store.errors import ConfigError, CorruptPayload
 from ding_store.file_systems import shared_at
 from ding_store.metrics.figures import SETTINGS
 from ding_store.middleware import learner_ranks
-from ding_store.middleware.backpressure import ProgressWriter
-from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, meta_of, narrowed_in, num_bytes
+from ding_store.middleware.chunks import ChunkDecoder, meta_of, narrowed_in, num_bytes
 from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
+from ding_store.middleware.feed import LEARNER_READER, Feed
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.learner_ranks import LearnerRank
 from ding_store.middleware.own_rank import own_rank
-from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of
+from ding_store.middleware.partitions import check_replay_path, own_partitions
 from ding_store.middleware.pickled_chunks import is_pickled
-from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.recorder import RecorderProcess
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
-from ding_store.run.recording import check_one_learner
+from ding_store.run.recording import check_one_partition
 from ding_store.run.session import RunSession
-from ding_store.run.waiting import LOOK_EVERY_S, SLICE_S, best_effort
+from ding_store.run.waiting import best_effort
 from ding_store.storage.base import Entry, EntryId
 
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-LEARNER_READER = 'learner'
 #: How long the learner waits at the run's end for collectors that are still appending their last chunk.
 LAST_CHUNKS_S = 3.0
 
@@ -49,42 +46,44 @@ class LearnerExchanger(Exchanger):
         chunk per iteration of the learner's loop.
         If only a pusher follows, columns of trajectories go into its buffer as they are. Otherwise chunks become
         ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
+        A collector sends a part of each chunk to every partition. A learner with several partitions takes one part from
+        each of them where it says "chunk" here.
         While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
         With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
     Attributes:
-        - consumer_offset (:obj:`ConsumerOffset`): Which chunks are in the replay.
-        - reader (:obj:`Reader`): The learner's reader of the stream, from the first iteration on.
-        - read_ahead (:obj:`ReadAhead`): The thread that reads, from the first iteration on.
+        - feeds (:obj:`Dict[str, Feed]`): Stream -> what this learner has of it, in the order of the partitions.
+        - consumer_offset (:obj:`ConsumerOffset`): That of the first partition, which commits those of all.
     """
 
     role = 'learner'
     _may_go_on = False  # True: an iteration may run without a chunk while the store is away
     _train_iter = -1
     _away_since: Optional[float] = None
-    _unpublished: Optional[Tuple[EntryId, Dict[str, Any]]] = None  # the ack and the progress that are not sent yet
-    _published: Optional[Dict[str, Any]] = None  # the progress of the last put
-    _looked_at = 0.0
     _recorder: Optional[RunRecorder] = None
     _rank: Optional[LearnerRank] = None  # None: there is one learner
-    _stream, _progress = stream_of(0, 1), progress_name_of(0, 1)
     _recording: Optional[RecorderProcess] = None  # of the experience, with store.record
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
         super().__init__(session, skip_n_iter)
         self._rank = own_rank()
         rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
-        if self._rank is not None:
-            learner_ranks.check_settings(session.config)
-        self._stream, self._progress = stream_of(rank, num), progress_name_of(rank, num)
+        num_partitions = session.num_partitions
+        learner_ranks.check_settings(session.config, num_partitions)
+        if session.config.record is not None:
+            check_one_partition(num, num_partitions)
         session.claim_part(
             f'{LEARNER_READER}-{rank}' if rank else LEARNER_READER,
             'are the learner',
             'Give one process of the script this role (task.add_role), and the others another',
         )
         self._decoder = ChunkDecoder(session.config.allow_pickle)
-        self.consumer_offset = ConsumerOffset()
+        feeds = [Feed(session.store, each, num_partitions) for each in own_partitions(rank, num, num_partitions)]
+        self.feeds = {each.stream: each for each in feeds}
+        self.consumer_offset = feeds[0].offset = ConsumerOffset({each.stream: each.offset for each in feeds[1:]})
+        if len(feeds) > 1:
+            first, *_ = own_partitions(rank, num, num_partitions)
+            session.figures(first_partition=first, own_partitions=len(feeds))
         self._taken: List[Entry] = []
-        self._num_skipped = 0  # corrupt and lost entries that were acknowledged
 
     def _begin(self, ctx: OnlineRLContext, plan: IngestPlan) -> None:
         path, checkpoints = self._session.replay_path, self._session.checkpoints
@@ -119,40 +118,40 @@ class LearnerExchanger(Exchanger):
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
         if self._session.config.record is not None:  # before this learner acks anything
-            check_one_learner(self._session.config.num_learners)
             self._recording = RecorderProcess(self._session, self._session.config.record)
-        self.reader = self.consumer_offset.reader(
-            self._session.store,
-            self._stream,
-            LEARNER_READER,
-            on_corrupt=self._session.config.on_corrupt,
-            # The read-ahead holds entries while the learner trains. With drop_oldest the stream may drop them then.
-            copied=self._session.config.overflow == 'drop_oldest',
-        )
-        taken: Optional[EntryId] = self.reader.cursor
-        if self.consumer_offset.is_resumed:
-            ctx.env_step, ctx.env_episode = self.consumer_offset.env_step, self.consumer_offset.env_episode
+        for feed in self.feeds.values():
+            feed.open(
+                on_corrupt=self._session.config.on_corrupt,
+                # The read-ahead holds entries while the learner trains. With drop_oldest the stream may drop them then.
+                copied=self._session.config.overflow == 'drop_oldest',
+            )
+        is_resumed = self.consumer_offset.is_resumed
+        if is_resumed:
+            ctx.env_step, ctx.env_episode = self._counted()
         if self._rank is not None:
             self._rank.env_step, self._rank.env_episode = ctx.env_step, ctx.env_episode
-        if self.consumer_offset.is_resumed:
-            taken = self.consumer_offset.cursor
-            self._session.count_versions_from(self.consumer_offset.policy_versions)
-        if taken is not None and taken.number:
-            # Entries up to here are never read again, and collectors may be waiting for this ack.
-            self._advance(ctx, taken)
+        for feed in self.feeds.values():
+            if is_resumed:
+                self._session.count_versions_from(feed.offset.policy_versions)
+            taken = feed.offset.cursor if is_resumed else feed.reader.cursor
+            if taken is not None and taken.number:
+                # Entries up to here are never read again, and collectors may be waiting for this ack.
+                self._advance(ctx, feed, taken)
         # Everything in the read-ahead may become elements at once. Columns go into the table with the size they have.
         is_direct = plan.push_direct is not None
 
         def size_of(entry: Entry) -> int:
             return num_bytes(entry, as_elements=not is_direct or entry.header.get('kind') == 'episodes')
 
-        # The read-ahead's thread starts now, so it reads after the entry that was acknowledged above.
-        self.read_ahead = ReadAhead(self.reader, max_bytes=self._session.config.max_pending_bytes, size_of=size_of)
+        # The threads start now, so they read after the entries that were acknowledged above.
+        for feed in self.feeds.values():
+            feed.start(max_bytes=self._session.config.max_pending_bytes // len(self.feeds), size_of=size_of)
         ratio = getattr(plan.replay.buffer, 'limiter', None) if plan.replay is not None else None
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
-            self._ratio_read_ahead = RatioReadAhead(self.read_ahead, ratio)
+            (feed,) = self.feeds.values()
+            self._ratio_read_ahead = RatioReadAhead(feed.read_ahead, ratio)
 
     def _start_records(self) -> None:
         settings = {name: getattr(self._session.config, name) for name in SETTINGS}
@@ -167,11 +166,15 @@ class LearnerExchanger(Exchanger):
 
     def _began(self, ctx: OnlineRLContext) -> Dict[str, int]:
         """Return the counts from which on the figures of this process count."""
-        return dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self.consumer_offset.num_rows)
+        return dict(began_step=ctx.env_step, began_iter=ctx.train_iter, began_rows=self._num_rows())
 
     def _end(self, reason: str) -> None:
         super()._end(reason)
-        self.read_ahead.wake()
+        self._wake()
+
+    def _wake(self) -> None:
+        for feed in self.feeds.values():
+            feed.read_ahead.wake()
 
     def _close_for_writing(self, ctx: OnlineRLContext) -> None:
         if self._rank is not None and not self._closed_for_writing:
@@ -200,21 +203,25 @@ class LearnerExchanger(Exchanger):
 
     def _take(self, max_entries: int, timeout_s: float) -> Optional[List[Entry]]:
         is_away = self._is_away()
-        if len(self.read_ahead) == 0 and not is_away:
+        if not is_away and not all(len(feed.read_ahead) for feed in self.feeds.values()):
             with best_effort(self._session.store):
-                self._send_ack()
+                self._send_acks()
                 self._session.store.flush()  # Collectors may be waiting for the ack of the last chunk.
                 self._pass_over_skipped()
-                self._restore_progress()
+                for feed in self.feeds.values():
+                    feed.restore_progress()
             is_away = self._is_away()
         if self._ratio_read_ahead is not None:
             return self._ratio_read_ahead.take(timeout_s)
-        if is_away and self._may_go_on:
-            return self.read_ahead.take(max_entries, 0.0)
-        return self.read_ahead.take(max_entries, timeout_s) or None
+        if not (is_away and self._may_go_on):
+            deadline = time.monotonic() + timeout_s
+            for feed in self.feeds.values():
+                if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
+                    return None
+        return [entry for feed in self.feeds.values() for entry in feed.read_ahead.take(max_entries, 0.0)]
 
     def _is_away(self) -> bool:
-        is_away = self._session.store.is_away_for(self.reader.stream)
+        is_away = any(map(self._session.store.is_away_for, self.feeds))
         if is_away and self._away_since is None:
             self._away_since = time.monotonic()
             logging.warning('ding_store: the store is away. Training continues as far as the ratio permits')
@@ -224,14 +231,13 @@ class LearnerExchanger(Exchanger):
         return is_away
 
     def _pass_over_skipped(self) -> None:
-        """Acknowledge skipped or lost entries: no chunk does that for them, and their writers may wait for it."""
-        skipped = self.reader.num_corrupt + self.reader.num_lost
-        if skipped == self._num_skipped or self._taken:
+        """Acknowledge skipped or lost entries, unless a chunk before them is not in the replay yet."""
+        if self._taken or (self._ratio_read_ahead is not None and self._ratio_read_ahead.is_holding):
             return
-        passed = self.read_ahead.passed()
-        if passed is not None and (self._ratio_read_ahead is None or not self._ratio_read_ahead.is_holding):
-            self._num_skipped = skipped
-            self._advance(task.ctx, passed)
+        for feed in self.feeds.values():
+            passed = feed.passed_over()
+            if passed is not None:
+                self._advance(task.ctx, feed, passed)
 
     def _merge(self, ctx: OnlineRLContext, entries: List[Entry]) -> bool:
         """Put chunks into the replay or into ``ctx``. Return True if ``ctx`` has elements for later middleware."""
@@ -243,8 +249,9 @@ class LearnerExchanger(Exchanger):
         is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
         push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
-            self._count(ctx, taken)
-            entry = entries[i] = self.consumer_offset.take(taken)
+            before = self._counted()
+            entry = entries[i] = self.feeds[taken.stream].offset.take(taken)
+            self._count(ctx, *(now - then for now, then in zip(self._counted(), before)))
             if entry.header['rows'] and push_direct is not None:
                 schema, note = self._decoder.schema(entry), self.consumer_offset.note()
                 push_direct(schema, self._decoder.columns(entry), note, meta_of([entry]), narrowed_in(entry))
@@ -259,8 +266,15 @@ class LearnerExchanger(Exchanger):
         ctx.episodes = None
         return False
 
-    def _count(self, ctx: OnlineRLContext, entry: Entry) -> None:
-        steps, episodes = entry.header['env_step'], entry.header['env_episode']
+    def _counted(self) -> Tuple[int, int]:
+        """Return the env steps and episodes of all chunks so far. Each partition has those of the whole chunks."""
+        offsets = self.consumer_offset.all()
+        return max(each.env_step for each in offsets), max(each.env_episode for each in offsets)
+
+    def _num_rows(self) -> int:
+        return sum(each.num_rows for each in self.consumer_offset.all())
+
+    def _count(self, ctx: OnlineRLContext, steps: int, episodes: int) -> None:
         if self._rank is None:
             ctx.env_step += steps
             ctx.env_episode += episodes
@@ -279,8 +293,9 @@ class LearnerExchanger(Exchanger):
                 self._decoder.check(entry)
                 chunks.append(entry)
             except CorruptPayload as error:
-                self.reader.pass_over(error)
-                self.consumer_offset.skip(entry)
+                feed = self.feeds[entry.stream]
+                feed.reader.pass_over(error)
+                feed.offset.skip(entry)
         return chunks
 
     def _materialise(self, ctx: OnlineRLContext, entries: List[Entry]) -> None:
@@ -303,63 +318,45 @@ class LearnerExchanger(Exchanger):
     def _send(self, ctx: OnlineRLContext) -> None:
         # The rows are in the replay, so the stream may delete their entries and the collectors may continue.
         self.consumer_offset.commit()
-        if self._taken:
-            self._advance(ctx, self._taken[-1].id)
-            self._taken = []
+        for stream, last in {entry.stream: entry.id for entry in self._taken}.items():
+            self._advance(ctx, self.feeds[stream], last)
+        self._taken = []
         if self._recorder is not None:
             self._recorder.write()
         if self._recording is not None:
             self._recording.look()
 
-    @functools.cached_property
-    def _progress_writer(self) -> ProgressWriter:
-        return ProgressWriter(self._progress)
-
-    def _advance(self, ctx: OnlineRLContext, ingested: EntryId) -> None:
-        """
-        Acknowledge entries up to ``ingested`` and send the progress, without waiting for the reply. The message wakes
-        every collector, and with few cores they would run before the learner.
-        """
-        self._unpublished = ingested, {'ingested': list(ingested), **_counts(ctx)}
+    def _advance(self, ctx: OnlineRLContext, feed: Feed, ingested: EntryId) -> None:
+        """Acknowledge entries up to ``ingested`` and send the progress, now or when the store is back."""
+        feed.keep_ack(ingested, _counts(ctx))
         if not self._is_away():
             with best_effort(self._session.store):
-                self._send_ack()
+                feed.send_ack()
         self._report_counts(ctx)
         if not self._session.finished:
             self._session.figures(ended_s=time.monotonic())
 
     def _report_counts(self, ctx: OnlineRLContext) -> None:
         self._session.figures(
-            rows=self.consumer_offset.num_rows,
-            chunks=self.consumer_offset.num_chunks,
+            rows=self._num_rows(),
+            chunks=max(each.num_chunks for each in self.consumer_offset.all()),
             is_resumed=self.consumer_offset.is_resumed,
             **(self._ingest_plan.replay_figures() if self._ingest_plan else {'replay_rows': 0}),
-            lost=self.reader.num_lost,
-            corrupt=self.reader.num_corrupt,
+            lost=sum(feed.reader.num_lost for feed in self.feeds.values()),
+            corrupt=sum(feed.reader.num_corrupt for feed in self.feeds.values()),
             **_counts(ctx),
         )
 
-    def _send_ack(self) -> None:
-        if self._unpublished is not None:
-            ingested, progress = self._unpublished
-            self._progress_writer.publish(self.reader, ingested, progress)
-            self._unpublished, self._published = None, progress
-
-    def _restore_progress(self) -> None:
-        """Put the progress again if the server lost it. Collectors that wait for it may be the only source of rows."""
-        now = time.monotonic()
-        if self._published is None or now < self._looked_at + LOOK_EVERY_S:
-            return
-        self._looked_at = now
-        newest = self._session.store.get(self._progress)
-        if newest is None or newest.header.get('ingested') != self._published['ingested']:
-            self._session.store.put(self._progress, self._published, {})
+    def _send_acks(self) -> None:
+        for feed in self.feeds.values():
+            feed.send_ack()
 
     def _leave(self, ctx: OnlineRLContext) -> None:
         """Put all that collectors appended before the run's end into the replay, so that both sides' counts agree."""
-        self.read_ahead.wake()
+        self._wake()
         Members(self._session.store).wait_until_left('collector', LAST_CHUNKS_S)
-        self._end_of_stream()
+        for feed in self.feeds.values():
+            feed.end_of_stream()
         assert self._ingest_plan is not None
         for entry in self._rest():
             if not self._ingest_plan.can_push and entry.header['rows']:
@@ -370,9 +367,9 @@ class LearnerExchanger(Exchanger):
                 self._ingest_plan.push_through(renewed)
             for key in renewed._kept_keys:
                 setattr(ctx, key, getattr(renewed, key))
-            self._taken = [entry]
+            self._taken.append(entry)
         self._send(ctx)
-        self._send_ack()
+        self._send_acks()
         self._session.store.flush()
         if self._recording is not None:
             self._recording.wait()
@@ -380,18 +377,11 @@ class LearnerExchanger(Exchanger):
             self._recorder.close()
 
     def _rest(self) -> List[Entry]:
-        if self._ratio_read_ahead is None:
-            return self.read_ahead.rest()
-        self._ratio_read_ahead.ratio.end()
-        return self._ratio_read_ahead.rest() + self.read_ahead.rest()
-
-    def _end_of_stream(self) -> None:
-        # The read-ahead's thread sleeps until an entry arrives. An entry without rows wakes it at once.
-        header = dict(kind='trajectories', env_step=0, env_episode=0, end_idx=[])
-        try:
-            ChunkWriter(self._session.store, self._stream).write([], header, timeout_s=SLICE_S)
-        except (TimeoutError, ServerFull):
-            pass  # the stream is full, so its entries wake the thread
+        held = []
+        if self._ratio_read_ahead is not None:
+            self._ratio_read_ahead.ratio.end()
+            held = self._ratio_read_ahead.rest()
+        return held + [entry for feed in self.feeds.values() for entry in feed.read_ahead.rest()]
 
 
 def _counts(ctx: OnlineRLContext) -> Dict[str, int]:

@@ -66,15 +66,14 @@ def start(rank: int, num: int) -> LearnerRank:
     return made
 
 
-def check_settings(config: StoreConfig) -> None:
-    """Raise ConfigError if a setting does not work with several learners."""
-    for name, is_wrong in (
-        (f'samples_per_insert ({config.samples_per_insert})', config.samples_per_insert is not None),
-    ):
-        if is_wrong:
-            raise ConfigError(
-                f'store.{name} does not work with several learners yet. Remove it, or use --roles learner=1.'
-            )
+def check_settings(config: StoreConfig, num_partitions: int) -> None:
+    """Raise ConfigError if a setting does not work with several learners or partitions."""
+    several = 'learners' if config.num_learners > 1 else 'partitions' if num_partitions > 1 else None
+    if several is not None and config.samples_per_insert is not None:
+        raise ConfigError(
+            f'store.samples_per_insert ({config.samples_per_insert:g}) does not work with several {several} yet. '
+            'Remove it, or use --roles learner=1 without store.learners.partitions.'
+        )
 
 
 def share_of(size: int, num: int, what: str) -> int:

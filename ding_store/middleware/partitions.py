@@ -1,4 +1,4 @@
-"""Partitions: the streams and values of each learner, and how a collector distributes its rows over them."""
+"""Partitions: the streams of experience that learners share among them, and how a collector distributes its rows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,15 @@ def stream_of(partition: int, num: int) -> str:
 def progress_name_of(partition: int, num: int) -> str:
     """Return the name of the value with a learner's progress in its partition."""
     return PROGRESS if num == 1 else f'{PROGRESS}/{partition}'
+
+
+def own_partitions(rank: int, num_learners: int, num: int) -> range:
+    """
+    Return the partitions that a learner reads: neighbours, so that its part of a chunk is the same, however many
+    partitions there are.
+    """
+    each = num // num_learners
+    return range(rank * each, (rank + 1) * each)
 
 
 def check_replay_path(path: str, config: StoreConfig) -> None:

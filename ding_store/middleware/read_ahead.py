@@ -24,8 +24,8 @@ class ReadAhead:
         - size_of (:obj:`Callable`): Returns the bytes that an entry counts for. Default: the size of its arrays.
     Attributes:
         - num_bytes (:obj:`int`): Bytes that the held entries count for.
-    Raises (take):
-        - Exception: The error that ended the thread. No other call raises it.
+    Raises (take, wait):
+        - Exception: The error that ended the thread. No other calls raise it.
     """
 
     def __init__(
@@ -59,13 +59,19 @@ class ReadAhead:
     def take(self, max_entries: int, timeout_s: float) -> List[Entry]:
         """Return up to ``max_entries`` in order. Wait for the first until the timeout or ``wake``, else return none."""
         with self._news:
-            self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
-            if self._error and not self._entries:
-                raise self._error
+            self.wait(timeout_s)
             taken = [self._entries.popleft() for _ in range(min(max_entries, len(self._entries)))]
             self.num_bytes -= sum(map(self._size_of, taken))
             self._news.notify_all()
         return taken
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait like ``take``, and take nothing. Return True if there is an entry."""
+        with self._news:
+            self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
+            if self._error and not self._entries:
+                raise self._error
+            return bool(self._entries)
 
     def wake(self) -> None:
         """End all waits. The thread stops after its present read."""

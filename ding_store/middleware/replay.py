@@ -262,10 +262,14 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         if mixed is not None:
             return mixed_fetcher(cfg, mixed, as_batch, stock_fetcher(cfg, buffer_, **kwargs))
     if has_priorities(buffer_) and not is_mixed(buffer_):
+        if as_batch:
+            _send_to_gpu(policy, buffer_)
         return _prioritized_fetcher(cfg, buffer_, comes_as_batch, unroll_len)
     if not (as_batch or as_sequences) or not isinstance(buffer_, StoreBuffer) or unroll_len > 1:
         return stock_fetcher(cfg, buffer_, **kwargs)
     listed = stock_fetcher(cfg, buffer_, **kwargs)
+    if as_batch:
+        _send_to_gpu(policy, buffer_)
 
     def _fetch(ctx: OnlineRLContext) -> Any:
         if not comes_as_batch(buffer_.schema):
@@ -277,6 +281,14 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
         return None
 
     return _fetch
+
+
+def _send_to_gpu(policy: Any, buffer_: StoreBuffer) -> None:
+    """Let the thread that gathers batches ahead copy them to the policy's GPU, if it has one."""
+    owner = getattr(getattr(policy, 'forward', None), '__self__', None)
+    device = str(getattr(owner, '_device', ''))
+    if device.startswith('cuda'):
+        buffer_.send_to(device)
 
 
 def _sample(buffer_: StoreBuffer, size: int) -> Batch:

@@ -144,7 +144,7 @@ class RunRecorder(Recorder):
     def _read_run(self) -> Any:
         with best_effort(self._session.store):
             self._members.refresh()
-            num = self._session.config.num_learners
+            num = self._session.num_partitions
             found = [self._session.store.stream_info(stream_of(i, num)) for i in range(num)]
             self._pending_bytes = [info.pending_bytes for info in found if info is not None]
         return Figures.of(self._members), self._pending_bytes

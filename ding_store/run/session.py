@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import threading
 import time
@@ -38,7 +39,7 @@ from ding_store.run.members import (
     parent_process,
 )
 from ding_store.run.pace import LOOK_EVERY_S, Pace
-from ding_store.run.several_learners import replay_of
+from ding_store.run.several_learners import PARTITIONS, decide_num_partitions, replay_of
 from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
@@ -314,6 +315,13 @@ class RunSession:
         self._on_finish.append(call)
         if self.finish_reason is not None:
             call(self.finish_reason)
+
+    @functools.cached_property
+    def num_partitions(self) -> int:
+        """The number of partitions of the run's experience. Look at it after ``join``, which clears an earlier run."""
+        num = decide_num_partitions(self.store, self.config)
+        self.upheld.append(PARTITIONS)
+        return num
 
     @property
     def replay_path(self) -> Optional[str]:

@@ -1,10 +1,11 @@
-"""The numbers of learners and workers of a run. That of learners is fixed: experience is distributed over them."""
+"""The numbers of learners, partitions and workers of a run. The first two are fixed: data is distributed over them."""
 
 from __future__ import annotations
 
 import os
 from typing import Any, Optional
 
+from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, VersionConflict
 from ding_store.storage.store import Store
 
@@ -12,6 +13,8 @@ from ding_store.storage.store import Store
 LEARNERS = 'learners'
 #: The value that says how many workers the run's launcher starts. Only a run of workers has it.
 WORKERS = 'workers'
+#: The value that says how many partitions the experience of a run has. Without it, each learner has one.
+PARTITIONS = 'partitions'
 #: The value that says that learners or workers go on without one that died.
 OWN_PACE = 'own-pace'
 
@@ -30,6 +33,39 @@ def num_learners_of(store: Store) -> int:
     """Return the number of learners that a run was started with. It is 1 if nothing says another number."""
     number = _field(store, 'num')
     return number if type(number) is int and number > 1 else 1
+
+
+def num_partitions_of(store: Store) -> Optional[int]:
+    """Return the number of partitions that a process has fixed. None: none has."""
+    value = store.get(PARTITIONS)
+    number = None if value is None else value.header.get('num')
+    return number if type(number) is int and number > 0 else None
+
+
+def decide_num_partitions(store: Store, config: StoreConfig) -> int:
+    """
+    Overview:
+        Fix the number of partitions, and return it. Only a run with one learner and one partition needs no value.
+    Raises:
+        - ConfigError: The run has another number by now.
+    """
+    asked = None if config.learners is None else config.learners.partitions
+    found = num_partitions_of(store)
+    if found is None and (asked or config.num_learners) > 1:
+        try:
+            store.decide(PARTITIONS, {'num': asked or config.num_learners}, 0)
+        except VersionConflict:  # another process was earlier
+            pass
+        found = num_partitions_of(store)
+    found = found or config.num_learners
+    if asked not in (None, found) or found % config.num_learners:
+        raise ConfigError(
+            f'run {store.run!r} has its experience in {found} partitions, and this process has '
+            f'{config.num_learners} learner{"s" * (config.num_learners > 1)} with store.learners.partitions '
+            f'({asked!r}). Set partitions to {found} in all processes, or distribute the experience anew: ding-store '
+            f'reshard CHECKPOINT --run {store.run} --learners {config.num_learners} --partitions {asked or found}'
+        )
+    return found
 
 
 def first_joining_rank(store: Store) -> int:

@@ -207,6 +207,11 @@ def _convolution_backward(
     return tuple(None if each is None else each.to(inputs.device) for each in made)
 
 
+def _recording(record_stream: Any) -> Any:
+    """Return ``Tensor.record_stream`` that does nothing for simulated GPUs, whose memory is freed by the CPU."""
+    return lambda tensor, used_on: None if tensor.device.type == NAME else record_stream(tensor, used_on)
+
+
 def register() -> None:
     """Torch calls this at the end of its import."""
     global _library, _operators
@@ -214,6 +219,7 @@ def register() -> None:
     _library = _load()
     torch._register_device_module(NAME, _module())
     torch.utils.generate_methods_for_privateuse1_backend()
+    torch.Tensor.record_stream = _recording(torch.Tensor.record_stream)  # type: ignore[method-assign]
     _operators = torch.library.Library('aten', 'IMPL')  # They are there as long as it is.
     _operators.impl('_thnn_fused_lstm_cell', _lstm_cell, 'AutogradPrivateUse1')
     _operators.impl('_thnn_fused_gru_cell', _gru_cell, 'AutogradPrivateUse1')

@@ -51,3 +51,17 @@ def test_torchrun_starts_the_learners_of_a_script_with_the_flag(tmp_path, redis_
             assert ranks.wait() == 0, ranks.text
             assert collector.wait() == 0, collector.text
     assert 'rank 1 of 2 learners is connected' in ranks.text
+
+
+@pytest.mark.long
+def test_torchrun_without_python_starts_join(tmp_path):
+    roles = ['--roles', 'learner=0,collector=1', '--learners', 2]
+    join = [*TORCHRUN, '--no-python', *ding_store('join', '--run', 'r', '--role', 'learner', *tiny(tmp_path))]
+    with job(ding_store('run', '--run', 'r', *roles, *tiny(tmp_path)), tmp_path) as run:
+        run.wait_for(lambda: 'logs in' in run.text, 'its start')
+        with job(join, tmp_path, name='torchrun') as ranks:
+            assert run.wait() == 0, run.text
+            assert ranks.wait() == 0, ranks.text
+    rows = table(run.text)
+    assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
+    assert sum(each['replay'] for each in ends_of_learners(tmp_path)) == rows['rows ingested']

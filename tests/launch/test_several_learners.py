@@ -40,7 +40,7 @@ def log_of(cwd, rank):
 
 
 def test_two_learners_share_the_experience_and_end_together(tmp_path):
-    with job(several(tmp_path), tmp_path) as run:
+    with job(several(tmp_path, '--set', "learners={'partitions': 4}"), tmp_path) as run:
         assert run.wait() == 0, run.text
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
@@ -80,7 +80,8 @@ def test_killed_learner_ends_a_run_without_checkpoints(tmp_path):
 
 @pytest.mark.long
 def test_killed_learner_is_started_again_with_all_others(tmp_path):
-    with job(several(tmp_path, '--checkpoint', 'saved', iterations=400), tmp_path) as run:
+    settings = ['--set', "learners={'partitions': 4}"]
+    with job(several(tmp_path, '--checkpoint', 'saved', *settings, iterations=400), tmp_path) as run:
         found = run.wait_for(lambda: trained(tmp_path), 'two learners that train')
         os.kill(found[1]['pid'], signal.SIGKILL)
         assert run.wait() == 0, run.text

@@ -18,6 +18,7 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, StoreError  # noqa: E402
 from ding_store.learners.data_parallel import LearnerLost  # noqa: E402
 from ding_store.middleware import learner_ranks  # noqa: E402
+from ding_store.middleware.replay import OffPolicyLearner  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -150,18 +151,19 @@ def refused(rank):
         raised(ConfigError, lambda: rank.own_part(double)),
         raised(ConfigError, lambda: policy.learn_mode.forward(batch('dqn', 0))),
         raised(ConfigError, lambda: rank.check(SimpleNamespace(forward=len))),
+        raised(ConfigError, lambda: OffPolicyLearner(None, policy.learn_mode, None, reward_model=policy)),
     )
 
 
 def test_what_cannot_work_is_refused_by_name():
-    for odd, double, outside, other in in_ranks(2, refused):
+    for odd, double, outside, other, rewards in in_ranks(2, refused):
         assert 'policy.learn.batch_size (7) cannot be split between 2 learners' in odd
         assert 'policy.multi_gpu' in double
         assert 'DQNPolicy trains outside of OffPolicyLearner' in outside
         assert 'is no subclass' in other
+        assert 'a reward model (DQNPolicy) does not work with several learners' in rewards
 
 
 def test_settings_that_do_not_work_yet_are_refused():
-    block = {'samples_per_insert': 1.0, 'error_buffer': 100.0}
     with pytest.raises(ConfigError, match='does not work with several learners yet'):
-        learner_ranks.check_settings(StoreConfig.from_block(block))
+        learner_ranks.check_settings(StoreConfig(samples_per_insert=1.0, error_buffer=100.0, num_learners=2), 2)

@@ -116,15 +116,17 @@ def test_member_that_the_launcher_starts_again_is_shown(store):
     assert 'failed 0s ago: ValueError: no. It is being started again' in ' '.join(shown(status, 150).split())
 
 
-def test_screen_names_the_slowest_of_several_learners(store):
+def test_screen_names_the_slowest_learner_and_partitions(store):
     looks = Look(store)
     for up_s in (100.0, 110.0):
         for rank, share in ((0, 0.6), (1, 0.05)):
             figures = dict(rank=rank, at_s=time.time(), up_s=up_s, wait_ranks_s=share * up_s)
+            figures.update(first_partition=3 * rank, own_partitions=3)
             Member(f'rank {rank}', 'learner', 0, figures=figures).report(store)
         status = looks.read(0.0)
     text = ' '.join(shown(status, 150).split())
     assert 'learner 1 is the slowest: other learners wait for it up to 60% of their time' in text
+    assert 'partitions of the experience: learner 0 reads 0 to 2 · learner 1 reads 3 to 5' in text
 
 
 def test_screen_names_the_fullest_partition_and_its_reader(store):

@@ -9,10 +9,8 @@ from ding.framework.context import OnlineRLContext
 from easydict import EasyDict
 
 from ding_store.middleware.chunks import ChunkDecoder
-from ding_store.middleware.consumer_offset import ConsumerOffset
-from ding_store.middleware.exchanger import STREAM
+from ding_store.middleware.feed import Feed
 from ding_store.middleware.learner_exchanger import LearnerExchanger
-from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.middleware.replay import data_pusher
 
 HEADER = dict(kind='trajectories', env_step=1, env_episode=0, end_idx=[], train_iter=0, policy_version=0)
@@ -31,7 +29,35 @@ def step(number, env=0, **more):
     )
 
 
-class Learner(LearnerExchanger):
+class OneFeed:
+    """Names for what a learner has of its first partition."""
+
+    @property
+    def feed(self):
+        return next(iter(self.feeds.values()))
+
+    @property
+    def reader(self):
+        return self.feed.reader
+
+    @reader.setter
+    def reader(self, reader):
+        self.feed.reader = reader
+
+    @property
+    def read_ahead(self):
+        return self.feed.read_ahead
+
+    @read_ahead.setter
+    def read_ahead(self, read_ahead):
+        self.feed.read_ahead = read_ahead
+
+    def have(self, feeds):
+        self.feeds = {each.stream: each for each in feeds}
+        self.consumer_offset = self.feed.offset
+
+
+class Learner(OneFeed, LearnerExchanger):
     """The learner's side in front of a pusher, without a task around it."""
 
     def __init__(self, store, buffer_, direct=True, position=None, allow_pickle=False, **options):
@@ -41,8 +67,8 @@ class Learner(LearnerExchanger):
         self.plan = SimpleNamespace(push_direct=pusher.push_columns() if direct else None, replay=pusher.replay)
         self._ingest_plan = self.plan
         self._decoder = ChunkDecoder(allow_pickle)
-        self.consumer_offset = position or ConsumerOffset()
-        self.reader = self.consumer_offset.reader(store, STREAM, 'learner', **options)
+        self.have([Feed(store, offset=position)])
+        self.feed.open(**options)
 
     def take(self, max_entries=64):
         ctx = OnlineRLContext()
@@ -55,21 +81,22 @@ class Learner(LearnerExchanger):
         return len(entries)
 
 
-class Exchanger(LearnerExchanger):
+class Exchanger(OneFeed, LearnerExchanger):
     """The learner's exchanger outside of a task and a run. A test calls its steps one by one."""
 
     def __init__(self, session, made=None):
-        self._session, self._taken, self._num_skipped, self._ratio_read_ahead = session, [], 0, None
-        self.consumer_offset, self._ingest_plan = ConsumerOffset(), None
+        self._session, self._taken, self._ratio_read_ahead, self._ingest_plan = session, [], None, None
+        self.have([Feed(session.store)])
         if made is not None:  # in front of the pusher of this Learner
-            self.consumer_offset, self._ingest_plan = made.consumer_offset, made._ingest_plan
-            self._decoder, self._member = made._decoder, made._member
+            self._ingest_plan, self._decoder, self._member = made._ingest_plan, made._decoder, made._member
+            self.have([Feed(session.store, offset=made.consumer_offset)])
 
     def begin(self):
         self._begin(OnlineRLContext(), self._ingest_plan)
 
     def read_with(self, reader):
-        self.reader, self.read_ahead = reader, ReadAhead(reader)
+        self.reader = reader
+        self.feed.start()
 
     def receive(self, ctx):
         """Return the number of chunks that were taken, or None at the run's end."""
@@ -87,7 +114,7 @@ class Exchanger(LearnerExchanger):
         self._send(ctx or OnlineRLContext())
 
     def advance(self, entry_id):
-        self._advance(task.ctx, entry_id)
+        self._advance(task.ctx, self.feed, entry_id)
 
     def pass_over_skipped(self):
         self._pass_over_skipped()

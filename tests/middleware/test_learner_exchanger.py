@@ -22,7 +22,7 @@ from learners import HEADER, Exchanger, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
-from ding_store.middleware import learner_exchanger  # noqa: E402
+from ding_store.middleware import feed  # noqa: E402
 from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
@@ -517,7 +517,7 @@ def test_progress_is_published_for_lost_chunks(store):
 @pytest.mark.parametrize('lost', ['all', 'the newest'])
 def test_idle_learner_puts_lost_progress_again(store, lost, monkeypatch):
     """Else learner and collectors wait for each other: nothing that the learner has not seen comes to it."""
-    monkeypatch.setattr(learner_exchanger, 'LOOK_EVERY_S', 0.0)
+    monkeypatch.setattr(feed, 'LOOK_EVERY_S', 0.0)
     other = store.another()
     learner = Exchanger(SimpleNamespace(store=other, figures=lambda **_: None, finished=True))
     learner.read_with(Reader(other, STREAM, 'learner'))

@@ -13,64 +13,88 @@ from learners import HEADER, step  # noqa: E402
 from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.cli import main  # noqa: E402
-from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.config import LearnersConfig, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.launch import reshard as reshard_module  # noqa: E402
 from ding_store.middleware.backpressure import coarse  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
-from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
-from ding_store.middleware.partitions import check_replay_path, progress_name_of, stream_of  # noqa: E402
-from ding_store.run.several_learners import decide_num_learners, num_learners_of, replay_of  # noqa: E402
+from ding_store.middleware.consumer_offset import OTHERS, ConsumerOffset, offsets_in  # noqa: E402
+from ding_store.middleware.partitions import (  # noqa: E402
+    check_replay_path,
+    own_partitions,
+    progress_name_of,
+    stream_of,
+)
+from ding_store.run.several_learners import (  # noqa: E402
+    decide_num_learners,
+    decide_num_partitions,
+    num_learners_of,
+    num_partitions_of,
+    replay_of,
+)
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
 
 SIZE = 120  # of all tables together
-ROWS, UNREAD, EPISODE = 20, 6, 5  # rows in each table, rows of each unread entry, steps of an episode
+ROWS, UNREAD, EPISODE = 20, 6, 5  # rows in a table of each partition, rows of each unread entry, steps of an episode
+
+
+def layout(num, partitions):
+    return StoreConfig(num_learners=num, learners=LearnersConfig(partitions=partitions))
 
 
 class StoppedRun:
-    """The replays of some learners, and a server with one unread entry for each of them."""
+    """The replays of some learners, and a server with one unread entry in each partition."""
 
-    def __init__(self, url, run, directory, num, has_priorities=False):
+    def __init__(self, url, run, directory, num, has_priorities=False, partitions=None):
         self.url, self.run, self.directory = url, run, str(directory)
+        partitions = partitions or num
         self.sampler = Prioritized if has_priorities else lambda: None
         checkpoints = CheckpointDir(self.directory)
         checkpoints.begin()
         number = 0
         with open_store(url, run) as store:
             decide_num_learners(store, num)
+            if partitions != num:
+                decide_num_partitions(store, layout(num, partitions))
             for rank in range(num):
-                writer = ChunkWriter(store, stream_of(rank, num))
-                rows = [step(number + i, env=(number + i) // EPISODE) for i in range(ROWS + UNREAD)]
-                number += len(rows)
-                reader = Reader(store, stream_of(rank, num), 'learner')
-                for part in (rows[:ROWS], rows[ROWS:]):
-                    writer.write(part, dict(HEADER, env_step=7, env_episode=1), timeout_s=5.0)
-                offset = ConsumerOffset()
                 os.makedirs(os.path.dirname(self.path(rank, num)), exist_ok=True)
                 buffer_ = StoreBuffer(SIZE // num, path=self.path(rank, num), sampler=self.sampler())
-                (entry,) = reader.read(1)
-                offset.take(entry)
-                priority = np.arange(1.0, ROWS + 1) if has_priorities else None
-                buffer_.extend_elements(rows[:ROWS], priority=priority)
-                buffer_.commit({**offset.state(), 'run': checkpoints.run})
+                offsets = {}
+                for partition in own_partitions(rank, num, partitions):
+                    stream, offset = stream_of(partition, partitions), ConsumerOffset()
+                    offsets[stream] = offset
+                    writer = ChunkWriter(store, stream)
+                    rows = [step(number + i, env=(number + i) // EPISODE) for i in range(ROWS + UNREAD)]
+                    number += len(rows)
+                    reader = Reader(store, stream, 'learner')
+                    for part in (rows[:ROWS], rows[ROWS:]):
+                        writer.write(part, dict(HEADER, env_step=7, env_episode=1), timeout_s=5.0)
+                    (entry,) = reader.read(1)
+                    offset.take(entry)
+                    priority = np.arange(1.0, ROWS + 1) if has_priorities else None
+                    buffer_.extend_elements(rows[:ROWS], priority=priority)
+                first, *others = [{**offset.state(), 'run': checkpoints.run} for offset in offsets.values()]
+                buffer_.commit({**first, OTHERS: dict(zip(list(offsets)[1:], others))} if others else first)
                 buffer_.close()
         self.num_rows = number
 
     def path(self, rank, num):
         return replay_of(os.path.join(self.directory, 'replay'), rank, num)
 
-    def reshard(self, num):
+    def reshard(self, num, *options):
         words = [self.directory, '--store', self.url, '--run', self.run, '--learners', str(num)]
-        return main(['reshard', *words])
+        return main(['reshard', *words, *options])
 
-    def check(self, num):
+    def check(self, num, partitions=None):
         """Check that all rows are there once, in tables or unread, and that the counts have not changed."""
         seen, notes, steps, place_of = [], [], [], {}
+        partitions = partitions or num
         with open_store(self.url, self.run) as store:
             assert num_learners_of(store) == num
+            assert num_partitions_of(store) == (partitions if partitions > 1 else None)
             for rank in range(num):
                 check_replay_path(self.path(rank, num), StoreConfig(num_learners=num, rank=rank))
                 buffer_ = StoreBuffer(SIZE // num, path=self.path(rank, num), sampler=self.sampler())
@@ -89,14 +113,17 @@ class StoppedRun:
                     by_episode.setdefault(episode, []).append(int(item.data.time))
                     assert place_of.setdefault(episode, rank) == rank
                 assert all(several == sorted(several) for several in by_episode.values())
-                reader = Reader(store, stream_of(rank, num), 'learner', marks=notes[-1]['marks'])
-                entries = reader.read(64)
-                times += [int(number) for each in entries if each.header['rows'] for number in each.arrays['time']]
-                steps.append(notes[-1]['env_step'] + sum(each.header['env_step'] for each in entries))
+                offsets = offsets_in(notes[-1])
+                for partition, offset in zip(own_partitions(rank, num, partitions), offsets):
+                    reader = Reader(store, stream_of(partition, partitions), 'learner', marks=offset['marks'])
+                    entries = reader.read(64)
+                    times += [int(number) for each in entries if each.header['rows'] for number in each.arrays['time']]
+                    steps.append(offset['env_step'] + sum(each.header['env_step'] for each in entries))
                 seen += times
         assert sorted(seen) == list(range(self.num_rows))
-        assert steps == [14] * num
-        assert sum(note['rows'] for note in notes) == self.num_rows // (ROWS + UNREAD) * ROWS
+        assert steps == [14] * partitions
+        rows = [offset['rows'] for note in notes for offset in offsets_in(note)]
+        assert sum(rows) == self.num_rows // (ROWS + UNREAD) * ROWS
 
 
 @pytest.mark.parametrize(('found', 'num'), [(2, 1), (1, 2), (2, 3)])
@@ -106,8 +133,22 @@ def test_reshard_moves_all_rows_and_unread_entries(tmp_path, redis_server, capsy
     assert f'are now of {num}' in capsys.readouterr().out
     stopped.check(num)
     assert stopped.reshard(num) == 0
-    assert f'is distributed over {num} already' in capsys.readouterr().out
+    assert f'is distributed over {num} learner{"s" * (num > 1)} already' in capsys.readouterr().out
     assert sorted(os.listdir(tmp_path)) == ['lock', 'replay', 'run.json']
+
+
+@pytest.mark.parametrize(('found', 'new'), [((2, 4), (1, 3)), ((1, 1), (1, 2)), ((2, 2), (2, 4))])
+def test_reshard_changes_the_number_of_partitions(tmp_path, redis_server, capsys, found, new):
+    num, partitions = new
+    stopped = StoppedRun(
+        redis_server.url, f'reshard-{found[1]}-{num}-{partitions}', tmp_path, found[0], partitions=found[1]
+    )
+    assert stopped.reshard(num, '--partitions', str(partitions)) == 0
+    stopped.check(num, partitions)
+    assert stopped.reshard(num, '--partitions', str(partitions)) == 0
+    assert f'with {partitions} partitions already' in capsys.readouterr().out
+    assert stopped.reshard(2, '--partitions', '3') == 2
+    assert 'must be a multiple of --learners 2' in capsys.readouterr().err
 
 
 def test_reshard_over_the_rests_of_a_killed_one_succeeds(tmp_path, redis_server):

@@ -442,7 +442,7 @@ def test_shared_chunk_counts_as_what_the_learner_holds(store, as_elements, count
 @pytest.mark.parametrize('share_frames', ['auto', False])
 def test_share_frames_of_the_config_holds_for_chunks(store, share_frames, monkeypatch):
     config = StoreConfig(share_frames=share_frames)
-    session = SimpleNamespace(store=store, config=config, figures=lambda **figures: None)
+    session = SimpleNamespace(store=store, config=config, num_partitions=1, figures=lambda **figures: None)
     monkeypatch.setattr('ding_store.middleware.exchanger.Exchanger.__init__', _init)
     exchanger = CollectorExchanger(session, 0)
     exchanger._chunks[0].write([transition(time) for time in range(6)], HEADER)

@@ -3,7 +3,7 @@
 import pytest
 
 from ding_store.errors import ConfigError
-from ding_store.run.recording import check_one_learner
+from ding_store.run.recording import check_one_partition
 from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners, num_learners_of
 from ding_store.storage import open_store
 
@@ -45,4 +45,4 @@ def test_value_of_another_program_is_no_number_of_learners():
 
 def test_run_with_several_learners_cannot_be_recorded():
     with pytest.raises(ConfigError, match='2 learners cannot be recorded yet'):
-        check_one_learner(2)
+        check_one_partition(2, 2)

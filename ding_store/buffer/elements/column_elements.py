@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import IO, Any, Callable, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, FrozenSet, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -10,11 +10,23 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.elements.element_store import ElementStore, Make, Write
 from ding_store.buffer.elements.save_blocks import Blocks, ColumnBlocks
 from ding_store.buffer.sequences.unrolled import StepReader
+from ding_store.buffer.table.encodings import Column, in_stored_form
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.buffer.table.specs import Columns
 from ding_store.buffer.table.table import Table
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
+
+
+class _Pinned:
+    """Columns in the form that the table keeps, and pinned memory for batches of them."""
+
+    def __init__(self, columns: Mapping[str, Column]) -> None:
+        self.columns = columns
+        self.kept = {name: in_stored_form(column) for name, column in columns.items()}
+        self.narrow = frozenset(name for name, each in columns.items() if each.dtype != self.kept[name].dtype)
+        specs = {name: (each.dtype, each.shape) for name, each in self.kept.items()}
+        self.outputs = WarmOutputs(specs, is_pinned=True)
 
 
 class ColumnElements(ElementStore):
@@ -31,6 +43,7 @@ class ColumnElements(ElementStore):
         self.schema, self.specs = schema, schema.columns()
         self._outputs, self._columns = WarmOutputs(self.specs, schema.plain_batch), table.columns
         self._step_reader: Optional[StepReader] = None
+        self._pinned: Optional[_Pinned] = None
 
     @property
     def info(self) -> Any:
@@ -45,6 +58,20 @@ class ColumnElements(ElementStore):
         columns, cold = self._columns.sources
         arrays, output = self._outputs.gather(columns, slots, cold)
         return self.schema, arrays, output
+
+    def gather_for_device(self, slots: Array) -> Tuple[Schema, Columns, FrozenSet[str]]:
+        """
+        Overview:
+            Gather rows into pinned memory, as bytes where the table keeps bytes.
+        Returns:
+            - schema (:obj:`Schema`), columns (:obj:`Columns`)
+            - narrow (:obj:`FrozenSet[str]`): Names of the columns that are bytes k of float32 values k/255.
+        """
+        columns, cold = self._columns.sources
+        if self._pinned is None or self._pinned.columns is not columns:
+            self._pinned = _Pinned(columns)
+        arrays, _ = self._pinned.outputs.gather(self._pinned.kept, slots, cold)
+        return self.schema, arrays, self._pinned.narrow
 
     def take_steps(self, slots: Array) -> Tuple[StepReader, Columns, Columns]:
         reader = self._step_reader

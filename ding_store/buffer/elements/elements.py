@@ -19,7 +19,9 @@ import numpy as np
 import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.elements.column_elements import ColumnElements
 from ding_store.buffer.elements.current_store import CurrentStore
+from ding_store.buffer.elements.device_batches import DeviceBatches, Sent
 from ding_store.buffer.elements.element_store import ElementStore
 from ding_store.buffer.elements.patches import check_patch, choose_rows
 from ding_store.buffer.elements.raw_columns import as_wide, complete, elements_of, schema_of
@@ -144,6 +146,22 @@ class Elements:
         if batch is None:
             batch = schema.decode_batch(columns)
         return rows, batch, lambda: schema.decode(columns), ragged_lengths(schema, columns)
+
+    def can_send(self) -> bool:
+        """Return whether ``read_and_send`` works: elements are mappings of tensors, in columns, none of them ragged."""
+        store = self.current.store
+        return isinstance(store, ColumnElements) and store.schema.plain_batch is not None
+
+    def read_and_send(self, choose: Choose, device: DeviceBatches) -> Tuple[Array, Sent, Callable[[], List[Any]]]:
+        """Read one batch and start to copy it to a GPU. Return row numbers, the batch, and what makes its elements."""
+        rows, (schema, columns, narrow) = self.table.read(choose, self._gather_for_device, self.store.is_in_memory)
+        sent = device.send(schema, columns, narrow)
+        return rows, sent, lambda: schema.decode(widened_columns(columns, narrow))
+
+    def _gather_for_device(self, slots: Array) -> Any:
+        store = self.current.store
+        assert isinstance(store, ColumnElements)
+        return store.gather_for_device(slots)
 
     def read_unrolled(self, choose: Choose) -> Tuple[Array, Any]:
         """Read elements that are sequences themselves. Return row numbers, and what ``take_steps`` returned."""

@@ -239,6 +239,13 @@ class StepsOfFrames(SharedColumn):
         return super()._numbers(slots // self._num_steps) * self._num_steps + slots % self._num_steps
 
 
+def in_stored_form(column: Column) -> Column:
+    """Return a column whose values are the bytes that the table keeps, if it keeps float32 values as bytes."""
+    if isinstance(column, SharedColumn):
+        return SharedColumn(column.stored, column.shared, is_narrow=False)
+    return Column(column.stored) if isinstance(column, NarrowColumn) else column
+
+
 def columns_by_pool(columns: Mapping[str, Column]) -> List[Dict[str, SharedColumn]]:
     """Return the columns that share frames, by name, grouped by the pool that has the frames."""
     found: Dict[int, Dict[str, SharedColumn]] = {}

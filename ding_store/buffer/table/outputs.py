@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from sys import getrefcount
@@ -10,6 +11,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 import numpy as np
 import torch
 import treetensor.torch as ttorch
+from ditk import logging
 
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
@@ -172,12 +174,17 @@ class WarmOutputs:
         - columns (:obj:`Mapping`): Name -> (dtype, shape of one element).
         - batch (:obj:`Optional[PlainBatch]`): Builds batches from the arrays.
         - max_warm (:obj:`int`): Number of batches of one size that are kept for reuse.
+        - is_pinned (:obj:`bool`): The arrays are in pinned memory, if there can be some, for copies to a GPU.
     """
 
     def __init__(
-        self, columns: Mapping[str, ColumnSpec], batch: Optional[PlainBatch] = None, max_warm: int = MAX_WARM
+        self,
+        columns: Mapping[str, ColumnSpec],
+        batch: Optional[PlainBatch] = None,
+        max_warm: int = MAX_WARM,
+        is_pinned: bool = False,
     ) -> None:
-        self._columns, self._batch, self._max_warm = dict(columns), batch, max_warm
+        self._columns, self._batch, self._max_warm, self._is_pinned = dict(columns), batch, max_warm, is_pinned
         self._lock = hold_over_forks(threading.Lock())
         self._warm: OrderedDict[int, List[Output]] = OrderedDict()
         self._row_bytes = sum(map(spec_bytes, self._columns.values()))
@@ -252,10 +259,10 @@ class WarmOutputs:
 
     def _empty(self, name: str, num_rows: int) -> Array:
         dtype, shape = self._columns[name]
-        return aligned((num_rows, *shape), dtype)
+        return aligned((num_rows, *shape), dtype, self._is_pinned)
 
 
-def aligned(shape: Tuple[int, ...], dtype: Any) -> Array:
+def aligned(shape: Tuple[int, ...], dtype: Any, is_pinned: bool = False) -> Array:
     """
     Overview:
         Return an empty array that begins at a cache line, like torch's own memory. Memory from malloc begins 16 bytes
@@ -266,4 +273,15 @@ def aligned(shape: Tuple[int, ...], dtype: Any) -> Array:
         kind = torch.from_numpy(np.empty(0, dtype)).dtype
     except (TypeError, ValueError):  # torch has no such dtype, or the byte order is another
         return np.empty(shape, dtype)
+    if is_pinned:
+        try:
+            return torch.empty(shape, dtype=kind, pin_memory=True).numpy()
+        except RuntimeError as error:
+            _warn_of_pageable(str(error).partition('\n')[0])
     return torch.empty(shape, dtype=kind).numpy()
+
+
+@functools.cache
+def _warn_of_pageable(reason: str) -> None:
+    """Warn once, not for each array."""
+    logging.warning(f'ding_store: copies to the GPU take longer: memory cannot be pinned ({reason})')

@@ -1,0 +1,182 @@
+"""A learner that reads several partitions: it takes one part of a chunk from each, and resumes in all of them."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip('ding')
+
+from ding.framework import task  # noqa: E402
+from ding.framework.context import OnlineRLContext  # noqa: E402
+from learners import HEADER, Exchanger, Learner, step  # noqa: E402
+
+from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.config import LearnersConfig, StoreConfig  # noqa: E402
+from ding_store.errors import ConfigError  # noqa: E402
+from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
+from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
+from ding_store.middleware.feed import Feed  # noqa: E402
+from ding_store.middleware.learner_ranks import check_settings  # noqa: E402
+from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of, stream_of  # noqa: E402
+from ding_store.run.recording import check_one_partition  # noqa: E402
+from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of  # noqa: E402
+from ding_store.run.time_spent import TimeSpent  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
+
+NUM = 6
+
+
+def config_of(num, partitions=None):
+    return StoreConfig(num_learners=num, learners=LearnersConfig(partitions=partitions))
+
+
+@pytest.fixture(autouse=True)
+def threads_that_end_soon(monkeypatch):
+    monkeypatch.setattr('ding_store.middleware.read_ahead.READ_S', 0.05)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='r') as store:
+        yield store
+
+
+class Rank(Exchanger):
+    """One of two learners, with three of six partitions and a replay on the disk."""
+
+    def __init__(self, store, path, rank=0):
+        self.store, self.buffer_ = store, StoreBuffer(500)
+        made = Learner(store, self.buffer_)
+        made.plan.replay_figures = dict
+        session = SimpleNamespace(
+            store=store,
+            config=config_of(2, NUM),
+            replay_path=replay_of(str(path), rank, 2),
+            checkpoints=SimpleNamespace(run='r'),
+            figures=self._report,
+            wait_for=lambda what, attempt, *_: attempt(WAIT_S),
+            count_versions_from=lambda versions: None,
+            time_spent=TimeSpent(),
+            finished=True,
+        )
+        self.figures = {}
+        super().__init__(session, made)
+        feeds = [Feed(store, each, NUM) for each in own_partitions(rank, 2, NUM)]
+        feeds[0].offset = ConsumerOffset({each.stream: each.offset for each in feeds[1:]})
+        self.have(feeds)
+        self.ctx = OnlineRLContext()
+        self._begin(self.ctx, self._ingest_plan)
+
+    def _report(self, **figures):
+        self.figures.update(figures)
+
+    def receive(self, timeout_s=WAIT_S):
+        """Return how many parts an iteration takes. None: not every partition has one."""
+        self._session.wait_for = lambda what, attempt, *_: attempt(timeout_s)
+        return super().receive(self.ctx)
+
+    def close(self):
+        for feed in self.feeds.values():
+            feed.read_ahead.wake()
+            feed.read_ahead.rest()
+        self.buffer_.close()
+
+    def times(self):
+        return sorted(int(item.data.time) for item in self.buffer_)
+
+
+@pytest.mark.parametrize('num_rows', [1, 5, 12, 97])
+@pytest.mark.parametrize('num', [1, 2, 3])
+def test_learner_gets_the_same_rows_whatever_the_partitions(num_rows, num):
+    elements, header = [step(number, env=number // 7) for number in range(num_rows)], dict(HEADER)
+    whole = Partitioner(num, keeps_episodes=False).split(elements, header)
+    parts = Partitioner(NUM, keeps_episodes=False).split(elements, header)
+    for rank in range(num):
+        own = [int(each['time']) for i in own_partitions(rank, num, NUM) for each in parts[i].elements]
+        assert own == [int(each['time']) for each in whole[rank].elements]
+
+
+def test_iteration_takes_one_part_of_every_partition(store, tmp_path, serial_task):
+    rank = Rank(store, tmp_path)
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number, writer in enumerate(writers[:2]):
+        writer.write([step(number)], dict(HEADER, env_step=8))
+    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [1, 1, 0], 'two parts are read')
+    assert rank.receive(timeout_s=0.0) is None
+    writers[2].write([], dict(HEADER, env_step=8))
+    assert rank.receive() == 3
+    assert (rank.ctx.env_step, rank.times()) == (8, [0, 1])
+    rank.send()
+    rank.close()
+    assert rank.figures['rows'] == 2
+    assert rank.figures['chunks'] == 1
+    assert all(store.get(progress_name_of(i, NUM)).header['ingested'][1] == 1 for i in range(3))
+
+
+def test_model_of_a_learner_that_is_killed_has_each_row_once(tmp_path, serial_task):
+    """Parts come in any order, and the learner is killed before or after its acks. No row is lost or twice."""
+    rng = random.Random(3)
+    for case in range(2):
+        with open_store('memory://', run=f'case-{case}') as store:
+            collectors = [store.another() for _ in range(2)]
+            writers = [[ChunkWriter(each, stream_of(i, NUM)) for i in range(3)] for each in collectors]
+            sent, num_chunks, rank = 0, [[0] * 3, [0] * 3], Rank(store.another(), tmp_path / str(case))
+            for _ in range(40):
+                what = rng.random()
+                if what < 0.6:
+                    collector, partition = rng.randrange(2), rng.randrange(3)
+                    rows = [step(sent + i, env=collector) for i in range(rng.randrange(4))]
+                    writers[collector][partition].write(rows, dict(HEADER, env_step=4))
+                    num_chunks[collector][partition] += 1
+                    sent += len(rows)
+                elif what < 0.9:
+                    if rank.receive(timeout_s=0.05) and rng.random() < 0.7:
+                        rank.send()
+                else:
+                    rank.close()
+                    rank = Rank(store.another(), tmp_path / str(case))
+            most = max(sum(each[i] for each in num_chunks) for i in range(3))
+            for partition in range(3):  # the parts that are missing
+                for _ in range(most - sum(each[partition] for each in num_chunks)):
+                    writers[0][partition].write([], dict(HEADER, env_step=4))
+            while rank.consumer_offset.num_chunks < most:
+                assert rank.receive()
+                rank.send()
+            assert rank.times() == list(range(sent))
+            assert rank.ctx.env_step == 4 * most
+            rank.close()
+
+
+def test_replay_of_other_partitions_is_refused(store, tmp_path, serial_task):
+    rank = Rank(store, tmp_path)
+    for partition in range(3):
+        ChunkWriter(store.another(), stream_of(partition, NUM)).write([step(partition)], HEADER)
+    assert rank.receive() == 3
+    rank.send()
+    rank.close()
+    learner = Learner(store, StoreBuffer(500))
+    with pytest.raises(ConfigError, match='has the rows of 3 partitions, and its learner reads 1 now'):
+        learner.consumer_offset.keep_in(learner.plan.replay, replay_of(str(tmp_path), 0, 2), 'r')
+    learner.plan.replay.buffer.close()
+    assert not task.finish
+
+
+def test_number_of_partitions_is_the_same_in_all_processes(store):
+    assert decide_num_partitions(store, config_of(1)) == 1
+    assert num_partitions_of(store) is None
+    assert decide_num_partitions(store, config_of(2, 6)) == 6
+    assert decide_num_partitions(store.another(), config_of(2)) == 6, 'a collector that joined without the setting'
+    for config in (config_of(2, 4), config_of(4)):
+        with pytest.raises(ConfigError, match='has its experience in 6 partitions'):
+            decide_num_partitions(store, config)
+
+
+def test_settings_that_need_one_partition_are_refused():
+    with pytest.raises(ConfigError, match=r'partitions \(5\) must be a multiple of the number of learners \(2\)'):
+        config_of(2, 5)
+    with pytest.raises(ConfigError, match=r'samples_per_insert \(4\) does not work with several partitions yet'):
+        check_settings(StoreConfig(samples_per_insert=4.0, error_buffer=64.0), 6)
+    with pytest.raises(ConfigError, match='a run with 6 partitions cannot be recorded yet'):
+        check_one_partition(1, 6)
