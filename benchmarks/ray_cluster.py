@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 _HOST = '127.0.0.1'
-# Ray reads these when it is imported. It sends no usage statistics. Ray 2.60 would write a token to the home directory of
-# the user, and processes that join would not send it.
+# Ray reads these when it is imported. It sends no usage statistics. Ray 2.60 would write a token to the home directory
+# of the user, and processes that join would not send it.
 os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
 os.environ.setdefault('RAY_AUTH_MODE', 'disabled')
 
