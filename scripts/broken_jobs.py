@@ -147,8 +147,9 @@ def main() -> int:
     process = subprocess.Popen(command, cwd=options.dir, env=environment)
     try:
         return process.wait(options.seconds)
-    except (KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.terminate()  # not SIGINT: a shell lets jobs in the background ignore that
+    except (KeyboardInterrupt, subprocess.TimeoutExpired) as stop:
+        if isinstance(stop, subprocess.TimeoutExpired):  # else the terminal has interrupted it too
+            process.terminate()  # not SIGINT: a shell lets jobs in the background ignore that
         try:
             return process.wait(END_S)
         except subprocess.TimeoutExpired:

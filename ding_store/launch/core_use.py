@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Dict, Iterable, List, NamedTuple, Optional
+from typing import Dict, Iterable, Iterator, NamedTuple, Tuple
 
-#: Fields of the first line of /proc/stat that are no work: idle, iowait, guest, guest_nice (both counted in user).
-NO_WORK = (3, 4, 8, 9)
+#: Fields of a line of /proc/stat that are no work here: idle, iowait, steal, and guests, which user has already.
+NO_WORK = (3, 4, 7, 8, 9)
 
 
 class Share(NamedTuple):
-    """Seconds that a process computed and that it waited for a core, per second of an interval."""
+    """Seconds that a process and its children computed, and that their busiest thread waited for a core, per second."""
 
     cpu: float
     wait: float
@@ -31,25 +31,18 @@ class CoreUse:
         self._began = {pid: _spent(pid) for pid in pids}
 
     def host(self) -> float:
-        """Return how many cores of this host computed, for any program."""
+        """Return how many of the cores that this process may use computed, for any program."""
         return (_busy_s() - self._busy_s) / self._elapsed_s()
 
     def of(self) -> Dict[int, Share]:
-        """
-        Overview:
-            Return what each process did. Threads that ended meanwhile are left out. A process that waits for one core
-            with two threads waits for two seconds per second.
-        """
+        """Return what each process and its children did. Threads that began or ended meanwhile are left out."""
         elapsed_s, found = self._elapsed_s(), {}
         for pid, began in self._began.items():
             now = _spent(pid)
-            if began is not None and now is not None:
-                deltas = [
-                    [(end - begin) * 1e-9 for begin, end in zip(began[task], now[task])]
-                    for task in now
-                    if task in began
-                ]
-                found[pid] = Share(*(sum(column) / elapsed_s for column in zip(*deltas))) if deltas else Share(0.0, 0.0)
+            deltas = [[end - begin for begin, end in zip(began[task], now[task])] for task in now if task in began]
+            if deltas:
+                computed, waited = zip(*deltas)
+                found[pid] = Share(1e-9 * sum(computed) / elapsed_s, 1e-9 * max(waited) / elapsed_s)
         return found
 
     def _elapsed_s(self) -> float:
@@ -57,17 +50,35 @@ class CoreUse:
 
 
 def _busy_s() -> float:
-    fields = [int(field) for field in Path('/proc/stat').read_text().split('\n', 1)[0].split()[1:]]
-    return sum(field for number, field in enumerate(fields) if number not in NO_WORK) / os.sysconf('SC_CLK_TCK')
+    """Return the seconds that the cores of this process have computed since the start of the host."""
+    names = {f'cpu{core}' for core in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path('/proc/stat').read_text().splitlines())
+    fields = [field for name, *fields in lines if name in names for field in enumerate(fields)]
+    return sum(int(field) for number, field in fields if number not in NO_WORK) / os.sysconf('SC_CLK_TCK')
 
 
-def _spent(pid: int) -> Optional[Dict[str, List[int]]]:
-    """Return thread -> nanoseconds that it computed and that it waited for a core. None: it cannot be read."""
+def _spent(pid: int) -> Dict[str, Tuple[int, int]]:
+    """Return thread -> nanoseconds that it computed and that it waited for a core, of a process and its children."""
     found = {}
-    try:
-        for task in os.listdir(f'/proc/{pid}/task'):
-            computed, waited, _ = Path(f'/proc/{pid}/task/{task}/schedstat').read_text().split()
-            found[task] = [int(computed), int(waited)]
-    except (OSError, ValueError):  # it has ended, or the kernel keeps no such statistics
-        return None
+    for directory in _threads(pid):
+        try:
+            computed, waited, _ = (directory / 'schedstat').read_text().split()
+            found[str(directory)] = int(computed), int(waited)
+        except (OSError, ValueError):  # it has ended, or the kernel keeps no such statistics
+            pass
     return found
+
+
+def _threads(pid: int) -> Iterator[Path]:
+    try:
+        threads = list(Path(f'/proc/{pid}/task').iterdir())
+    except OSError:
+        return
+    for thread in threads:
+        yield thread
+        try:
+            children = (thread / 'children').read_text().split()
+        except OSError:  # it has ended, or the kernel does not list children
+            continue
+        for child in children:
+            yield from _threads(int(child))

@@ -398,6 +398,7 @@ class Job:
             tempfile.TemporaryFile(dir=self.log_dir).close()
             for name in (warn_once.FILE, log_dir.END):
                 (self.log_dir / name).unlink(missing_ok=True)
+            log_dir.forget_end(self.config)
         except ConfigError:
             raise
         except OSError as error:

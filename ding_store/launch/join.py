@@ -12,6 +12,7 @@ from ding_store.config import StoreConfig
 from ding_store.environment import Environment, write_environment
 from ding_store.errors import ConfigError
 from ding_store.hook import install
+from ding_store.launch.log_dir import forget_end
 from ding_store.launch.log_lines import line, log_as
 from ding_store.launch.printing import print_to
 from ding_store.launch.status import check_running
@@ -83,6 +84,7 @@ def join(
         if is_owner:
             check_script(store, FIRST_IDS[role], script.identity)
             clear_ended_run(store, config)
+            forget_end(config)
         end = end_of(store)
         if end is not None:
             raise ConfigError(f'run {config.run!r} has ended: {end.reason}')

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import List, Optional, Tuple
 
 from ding_store import private_files
+from ding_store.config import StoreConfig
 from ding_store.launch import warn_once
 from ding_store.launch.plot import POINTER
+from ding_store.storage.urls import directory_of
 
 LOCK = 'lock'
 #: How the run ended, in one line. Its launcher writes it.
@@ -35,11 +37,19 @@ def note_end(directory: Path, text: str) -> None:
         file.write(text.splitlines()[0] + '\n')
 
 
+def forget_end(config: StoreConfig) -> None:
+    """Remove what is written about the end of an earlier run of an embedded store, beside its data."""
+    directory = directory_of(config.url, config.run or 'default')
+    if directory is not None:
+        Path(directory, 'logs', END).unlink(missing_ok=True)
+
+
 def end_in(directory: Path) -> Optional[Tuple[str, float]]:
     """Return how the run of these logs ended and when, in seconds since 1970. None: it has not, or it is not known."""
     try:
         path = directory / END
-        return path.read_text(encoding='utf-8', errors='replace').strip(), path.stat().st_mtime
+        text = path.read_text(encoding='utf-8', errors='replace').strip()
+        return (text, path.stat().st_mtime) if text else None  # empty: the disk was full
     except OSError:
         return None
 

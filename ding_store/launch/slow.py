@@ -35,9 +35,9 @@ def show_why_slow(config: StoreConfig, as_json: bool) -> int:
 
 
 def findings_of(status: Dict[str, Any], use: CoreUse) -> List[Finding]:
-    answers = [*why_slow(status), *_cores(status, use)]
-    found = [Finding(one.name, _status_of(one), one.found, one.fix) for one in answers]
-    return sorted(found, key=lambda finding: (FAIL, WARN, OK).index(finding.status))
+    return [
+        Finding(one.name, _status_of(one), one.found, one.fix) for one in why_slow(status, list(_cores(status, use)))
+    ]
 
 
 def _status_of(answer: Answer) -> str:

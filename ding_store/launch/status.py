@@ -126,7 +126,7 @@ def has_ended(config: StoreConfig) -> bool:
     return server is not None and server.is_finished
 
 
-def check_running(config: StoreConfig, fix: str = 'Change to its directory, or name the store with --store') -> None:
+def check_running(config: StoreConfig, fix: str = '') -> None:
     """
     Overview:
         Check that the run's embedded server runs, because looking at a store must not start one.
@@ -143,16 +143,15 @@ def check_running(config: StoreConfig, fix: str = 'Change to its directory, or n
     if server is None:
         names = sorted(os.listdir(root)) if os.path.isdir(root) else []
         others = [name for name in names if running(os.path.join(root, name)) is not None]
-        found = f'; running there: {", ".join(others)} (choose with --run)' if others else f'. {fix}'
-        end = end_in(Path(root, config.run or 'default', 'logs'))
+        logs = Path(root, config.run or 'default', 'logs')
+        end, state = end_in(logs), f'is not running in {root}'
         if end is not None:
-            logs = f'ding-store logs --run {config.run or "default"} -n 50'
-            raise ConfigError(
-                f'run {config.run!r} in {root} {plain(end[0])} ({duration(max(time.time() - end[1], 0.0))} ago). '
-                f'What its processes printed: {logs}. The command that started it starts it again'
-                f'{found if others else ""}'
-            )
-        raise ConfigError(f'run {config.run!r} is not running in {root}{found}')
+            ago = duration(max(time.time() - end[1], 0.0))
+            state = f'in {root} {plain(end[0])} ({ago} ago). See ding-store logs --logs {logs}'
+            fix = fix or 'The command that started it starts it again'
+        fix = fix or 'Change to its directory, or name the store with --store'
+        found = f'; running there: {", ".join(others)} (choose with --run)' if others else f'. {fix}'
+        raise ConfigError(f'run {config.run!r} {state}{found}')
     if server.is_finished:  # A new client would wait for its end, and then start an empty one.
         raise ConfigError(f'run {config.run!r} in {root} has ended. Start it again with ding-store run')
 

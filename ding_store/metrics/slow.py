@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, List, Mapping, NamedTuple, Optional
+from typing import Any, Iterator, List, Mapping, NamedTuple, Optional, Sequence
 
 from ding_store.metrics.screen import (
     NEAR,
@@ -51,12 +51,13 @@ class Answer(NamedTuple):
     fails: bool = False
 
 
-def why_slow(status: Status) -> List[Answer]:
+def why_slow(status: Status, others: Sequence[Answer] = ()) -> List[Answer]:
     """
     Overview:
         Return what a status says about the speed of its run: first what stops it, then what should be changed.
     Arguments:
         - status (:obj:`Mapping`): See docs/reference/status-json.md. Its shares are of the last seconds.
+        - others (:obj:`Sequence[Answer]`): What was found otherwise, to be put among the answers.
     """
     ended, stalled = list(_end(status)), list(_stalled(status))
     if ended:
@@ -70,6 +71,7 @@ def why_slow(status: Status) -> List[Answer]:
         *_limits(status),
         *_servers(status),
         *_collectors(status),
+        *others,
     ]
     answers = answers if any(answer.fix for answer in answers) else [*answers, *_pace(status)]
     answers = [*stalled, *(answer for answer in answers if answer.fix not in {one.fix for one in stalled})]
@@ -212,7 +214,7 @@ def _starved(status: Status, share: float) -> Answer:
     slow = shares.get('collector_environment', 0.0)
     if slow >= LARGE:
         step_ms = _step_ms(status)
-        each = '' if step_ms is None else f', {step_ms:.3g} ms each'
+        each = '' if step_ms is None else f', {step_ms:.3g} ms per env step'
         found = f'{found}: collectors spend {slow:.0%} of theirs on steps of environments{each}'
         if step_ms is not None and step_ms >= SLOW_STEP_MS:
             first = 'make the environments faster: do they render, sleep or ask another machine?'
@@ -227,7 +229,7 @@ def _per_iteration(share: Optional[float], rate: Optional[float]) -> str:
 
 
 def _step_ms(status: Status) -> Optional[float]:
-    """Return the milliseconds that a collector takes for one step of an environment."""
+    """Return the milliseconds that a collector takes per env step. Parallel environments make them fewer."""
     share, rate = status['shares'].get('collector_environment', 0.0), status['rates_per_s']['env_step']
     return 1e3 * share * status['figures']['num_collectors'] / rate if share and rate else None
 
@@ -349,8 +351,8 @@ def _servers(status: Status) -> Iterator[Answer]:
     for address, memory in status['memory'].items():
         if memory['limit_bytes'] is not None:
             fix = (
-                'raise it: redis-cli config set maxmemory BYTES, or in the settings of the service. Or let less wait '
-                'in streams: lower --set max_pending_bytes'
+                'raise its maxmemory: redis-cli config set maxmemory BYTES, or in the settings of the service. Or let '
+                'less wait in streams: lower --set max_pending_bytes'
             )
             yield Answer('memory', f'{plain(address)} uses {used_of(memory)}', fix if is_near(memory) else '')
 

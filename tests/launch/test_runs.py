@@ -78,7 +78,8 @@ def test_look_at_a_run_that_has_failed_says_why(logs, capsys):
         error = capsys.readouterr().err
         assert "run 'pong' in " in error
         assert 'failed: evaluator (node 1, pid 7) failed with exit code 1 (0s ago)' in error
-        assert 'ding-store logs --run pong -n 50' in error
+        assert f'ding-store logs --logs {logs.absolute()}' in error or f'ding-store logs --logs {logs}' in error
+        assert 'The command that started it starts it again' in error
     assert cli.main(['ls']) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ['pong', 'failed']
 

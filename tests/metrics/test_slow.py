@@ -3,9 +3,11 @@
 import io
 import json
 import re
+import socket
 import time
 
 import pytest
+from redis_server import RedisServer
 from rich.console import Console
 
 from ding_store import cli
@@ -130,7 +132,7 @@ def test_step_of_an_environment_that_takes_long_is_named_with_its_time(store):
         report(store, 'collector', {**COLLECTOR, **fault['collector']}, up_s, share, 2, env_step=int(5 * up_s))
         status = look.read(0.0)
     answer = {answer.name: answer for answer in why_slow(status)}['starved']
-    assert '180 ms each' in answer.found
+    assert '180 ms per env step' in answer.found
     assert answer.fix.startswith('make the environments faster')
 
 
@@ -298,6 +300,16 @@ def test_server_near_its_maxmemory_is_named(redis_server):
             store.retire()
     finally:
         client.config_set('maxmemory', 0)
+
+
+def test_server_is_named_by_host_and_port_if_its_url_has_none(redis_binary):
+    with socket.socket() as probe:
+        if probe.connect_ex(('localhost', 6379)) == 0:
+            pytest.skip('another server has the default port')
+    with RedisServer(redis_binary, '--port', '6379'):
+        with open_store('redis://localhost', run='default-port', connect_timeout_s=10.0) as store:
+            assert list(store.info().memory) == ['localhost:6379']
+            store.retire()
 
 
 def test_time_spent_has_parts_and_the_part_that_runs_now():

@@ -17,12 +17,14 @@ Hash = Mapping[bytes, bytes]
 
 def read_memory(session: ServerSession) -> Dict[str, ServerMemory]:
     """Return the memory of the server by its address, or nothing if it does not say it, as some services do."""
-    facts = facts_of(session.ask(('INFO', 'memory'))[0])
+    with session.borrowed() as connection:
+        connection.send_command('INFO', 'memory')
+        facts = facts_of(connection.read_response())
+        host, port = getattr(connection, 'host', ''), getattr(connection, 'port', 0)
+        address = getattr(connection, 'path', '') or (f'[{host}]:{port}' if ':' in host else f'{host}:{port}')
     used, limit = facts.get('used_memory', ''), facts.get('maxmemory', '')
     if not used.isdigit():
         return {}
-    where = session.client.get_connection_kwargs()
-    address = where.get('path') or f'{where["host"]}:{where["port"]}'
     return {address: ServerMemory(int(used), int(limit) if limit.isdigit() and int(limit) else None)}
 
 
