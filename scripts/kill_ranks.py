@@ -83,6 +83,7 @@ def run(options: argparse.Namespace, directory: Path) -> Dict:
             server = stack.enter_context(redis_server(directory))
         job = Job(options, directory, server)
         stack.callback(job.kill)
+        job.add_host()
         strike = dict(learner=job.kill_learner, redis=job.break_redis, host=job.kill_host)[options.fault]
         for number in range(options.faults):
             faults.append(strike(chance))
@@ -130,7 +131,10 @@ class Job:
         more = ['--learners', str(options.learners)] if joins else []
         self._join = ['join', *where, '--role', 'learner', '--wait', *more, *script]
         self._launcher = self._start('job', ['run', *where, '--roles', roles, *more, *script])
-        if joins:
+
+    def add_host(self) -> None:
+        """Start the second host, if hosts are killed."""
+        if self._options.fault == 'host':
             self._wait_for(lambda: 'logs in' in self.text())
             self._second = self._start_host()
 

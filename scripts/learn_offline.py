@@ -50,6 +50,7 @@ def main() -> int:
     for seed in options.seeds:
         place = directory / f'seed{seed}'
         place.mkdir(parents=True, exist_ok=True)
+        check_settings(place, options)
         data[seed] = recorded(place, seed, options.env_steps)
         for algorithm in ALGORITHMS:
             for kind in KINDS:
@@ -69,6 +70,16 @@ def command(*words: object, cwd: Path) -> None:
     done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
     if done.returncode:
         raise SystemExit(f'exit status {done.returncode}: {" ".join(map(str, words))}')
+
+
+def check_settings(place: Path, options: argparse.Namespace) -> None:
+    """Refuse to go on with the files of other settings."""
+    path, wanted = place / 'settings.json', {'env_steps': options.env_steps, 'iterations': options.iterations}
+    if path.exists() and json.loads(path.read_text()) != wanted:
+        raise SystemExit(
+            f'{place} was made with {path.read_text()}, not with {json.dumps(wanted)}. Name another --dir.'
+        )
+    path.write_text(json.dumps(wanted))
 
 
 def recorded(place: Path, seed: int, env_steps: int) -> Dict[str, Any]:
@@ -96,7 +107,7 @@ def trained(place: Path, algorithm: str, kind: str, seed: int, options: argparse
     """Train in a process, unless that was done. Return pairs of iterations and returns."""
     path = place / f'{algorithm}-{kind}.json'
     if not path.exists():
-        words = ['--dir', options.dir, '--iterations', options.iterations, '--one', algorithm, kind, seed]
+        words = ['--dir', place.parent, '--iterations', options.iterations, '--one', algorithm, kind, seed]
         command(Path(__file__).resolve(), *words, cwd=place)
     curve: Curve = [tuple(pair) for pair in json.loads(path.read_text())]
     return curve

@@ -12,7 +12,6 @@ Hopper needs scripts/setup.sh --extra mujoco.
 import argparse
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -83,7 +82,12 @@ def main() -> int:
                 path = directory / f'{task}-learners{num}-seed{seed}.json'
                 if not path.exists():
                     print(f'--- {task}, {num} learners, seed {seed}', file=sys.stderr, flush=True)
-                    path.write_text(json.dumps(run(task, num, seed, last_step, options.minutes), indent=1))
+                    figures = run(task, num, seed, last_step, options.minutes)
+                    if figures['code']:
+                        raise SystemExit(
+                            f'the run ended with exit status {figures["code"]}. Start this again for the rest'
+                        )
+                    path.write_text(json.dumps(figures, indent=1))
                 runs[num, seed] = json.loads(path.read_text())
                 if runs[num, seed]['max_env_step'] != last_step:
                     raise SystemExit(f'{path} is of a run with another last env step. Name another --dir.')
@@ -91,7 +95,7 @@ def main() -> int:
         print(f'{task}: {text}', flush=True)
         if options.page:
             write_page(Path(options.page), f'scripts/several_learners.py {task}', text)
-        faults += sum(bool(each['code']) or each['rows_appended'] != each['rows_ingested'] for each in runs.values())
+        faults += sum(each['rows_appended'] != each['rows_ingested'] for each in runs.values())
     return 1 if faults else 0
 
 
@@ -112,7 +116,7 @@ def run(task: str, num: int, seed: int, last_step: int, minutes: float) -> Dict:
             code = 124
         finally:
             if job.poll() is None:
-                job.send_signal(signal.SIGINT)
+                job.terminate()
                 job.wait(60)
         record = json.loads(out.read_text()) if out.exists() else {}
     names = (

@@ -81,6 +81,7 @@ class Samples:
         sampler, uniform = copy.deepcopy(self.sampler, memo), copy.deepcopy(self.uniform, memo)
         made = Samples(elements, sampler, uniform, self.depth)
         made.sampler.take_over(self.sampler)
+        made.device = self.device
         if self.limiter is not None:
             made.limit_with(copy.deepcopy(self.limiter, memo))
         return made

@@ -110,7 +110,7 @@ def test_processes_of_a_platform_are_one_run(tmp_path, redis_server, platform):
     ends = {record['node']: record['roles'] for record in records(tmp_path / 'trace') if record['event'] == 'end'}
     assert ends == {0: ['learner'], 1: ['evaluator'], 2: ['collector']}
     with redis_server.client() as client:
-        assert left_by_runs(client) == []
+        assert left_by_runs(client, f'ding:{{{platform}*') == []
 
 
 @pytest.mark.long
@@ -154,4 +154,4 @@ def test_killed_learner_of_a_platform_resumes(tmp_path, redis_server, platform):
         assert evaluator.wait() == 0, evaluator.text
         assert collector.wait() == 0, collector.text
     with redis_server.client() as client:
-        assert left_by_runs(client) == []
+        assert left_by_runs(client, f'ding:{{{platform}*') == []

@@ -68,10 +68,11 @@ class ColumnElements(ElementStore):
             - narrow (:obj:`FrozenSet[str]`): Names of the columns that are bytes k of float32 values k/255.
         """
         columns, cold = self._columns.sources
-        if self._pinned is None or self._pinned.columns is not columns:
-            self._pinned = _Pinned(columns)
-        arrays, _ = self._pinned.outputs.gather(self._pinned.kept, slots, cold)
-        return self.schema, arrays, self._pinned.narrow
+        pinned = self._pinned  # another thread may replace it
+        if pinned is None or pinned.columns is not columns:
+            pinned = self._pinned = _Pinned(columns)
+        arrays, _ = pinned.outputs.gather(pinned.kept, slots, cold)
+        return self.schema, arrays, pinned.narrow
 
     def take_steps(self, slots: Array) -> Tuple[StepReader, Columns, Columns]:
         reader = self._step_reader
