@@ -89,7 +89,9 @@ def _stalled(status: Status) -> Iterator[Answer]:
 
 def _end(status: Status) -> Iterator[Answer]:
     if status['finished'] is not None:
-        yield Answer('run', f'it has ended: {plain(status["finished"])}', 'start it again with the same command')
+        again = 'start it again with the same command'
+        fix = f'mend what made it fail, then {again}' if status['failed'] else again
+        yield Answer('run', f'it has ended: {plain(status["finished"])}', fix, fails=bool(status['failed']))
     elif not any(member['role'] in ('learner', 'worker') for member in status['members']):
         others = f'{number(len(status["members"]))} other processes' if status['members'] else 'no process'
         yield Answer('learner', f'no learner has reported, and {others}', "start one, or read the launcher's messages")
@@ -176,7 +178,10 @@ def _learner(status: Status) -> Iterator[Answer]:
     copying, overhead = known.get('checkpoint', 0.0), figures['checkpoint_overhead'] or 0.0
     if max(copying, overhead) >= CHECKPOINTS:
         fix = 'save less often: lower store.checkpoint.max_overhead, or remove store.checkpoint.interval_s'
-        found = f'checkpoints have cost {overhead:.0%} of the time, and copying for them takes {copying:.0%} now'
+        found = (
+            f'checkpoints have cost {overhead:.0%} of the time, writing in the background included, and copying for them '
+            f'takes {copying:.0%} now'
+        )
         yield Answer('checkpoints', found, fix)
     if 'train' in known and rest >= LARGE and not is_worker:  # a worker collects in its loop
         fix = "profile the learner's loop: loggers, savers, or an evaluator in its process take this time"
