@@ -179,8 +179,8 @@ def _learner(status: Status) -> Iterator[Answer]:
     if max(copying, overhead) >= CHECKPOINTS:
         fix = 'save less often: lower store.checkpoint.max_overhead, or remove store.checkpoint.interval_s'
         found = (
-            f'checkpoints have cost {overhead:.0%} of the time, writing in the background included, and copying for them '
-            f'takes {copying:.0%} now'
+            f'checkpoints have cost {overhead:.0%} of the time, writing in the background included, and copying for '
+            f'them takes {copying:.0%} now'
         )
         yield Answer('checkpoints', found, fix)
     if 'train' in known and rest >= LARGE and not is_worker:  # a worker collects in its loop
