@@ -8,8 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+import redis
 
 from ding_store import doctor
 from ding_store.doctor import (
@@ -25,7 +27,7 @@ from ding_store.doctor import (
 from ding_store.doctor.finding import Finding, to_json, to_table
 from ding_store.errors import ConfigError, StoreDenied, StoreUnavailable, StoreUnsuitable
 from ding_store.storage import StoreInfo
-from ding_store.storage.redis.groups import SlotRange
+from ding_store.storage.redis.groups import ClusterNodes, SlotRange
 
 
 def versions(**installed):
@@ -328,6 +330,19 @@ VIEWS = {
     **dict.fromkeys(('a:1', 'b:1', 'c:1'), cluster_checks.NodeView({'master_repl_offset': '50'}, RANGES)),
     'd:1': cluster_checks.NodeView({'master_link_status': 'up', 'slave_repl_offset': '40'}, RANGES),
 }
+
+
+@pytest.mark.parametrize(
+    ('error', 'fix'),
+    [
+        (redis.exceptions.NoPermissionError('NOPERM no right'), 'add the right +readonly'),
+        (redis.TimeoutError('Timeout reading from socket'), 'firewall'),
+    ],
+)
+def test_check_reads_names_the_fix_of_the_error(monkeypatch, error, fix):
+    monkeypatch.setattr(ClusterNodes, 'execute', Mock(side_effect=error))
+    nodes = ClusterNodes('redis+cluster://a:1')
+    expect(cluster_checks.check_reads(nodes, RANGES, VIEWS), WARN, 'd:1: ', fix)
 
 
 def test_check_cluster_names_lost_slots_and_nodes():

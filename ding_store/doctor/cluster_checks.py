@@ -9,7 +9,7 @@ import redis
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding
 from ding_store.errors import ConfigError
 from ding_store.storage.redis.groups import NUM_SLOTS, ClusterNodes, SlotRange
-from ding_store.storage.redis.replies import text_of
+from ding_store.storage.redis.replies import code_of, text_of
 from ding_store.storage.redis.server_checks import facts_of
 from ding_store.storage.urls import check_url, names_cluster
 
@@ -106,8 +106,9 @@ def check_reads(nodes: ClusterNodes, ranges: Sequence[SlotRange], views: Mapping
         try:
             nodes.execute(node, 'READONLY')
         except redis.RedisError as e:
-            fix = 'add the right +readonly to its user: until then, primaries send all large payloads'
-            return Finding(name, WARN, f'{node}: {text_of(e)}', fix)
+            is_denied = code_of(e) == 'NOPERM'
+            fix = 'add the right +readonly to its user' if is_denied else 'start it, and check host, port and firewall'
+            return Finding(name, WARN, f'{node}: {text_of(e)}', f'{fix}: until then, primaries send all large payloads')
     readers = f'from replicas: {", ".join(replicas)}' if replicas else 'from primaries: no replica can be read'
     return Finding(name, OK, f'large payloads are read {readers}')
 

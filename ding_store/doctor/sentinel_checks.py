@@ -110,7 +110,10 @@ def check_replicas(primary: str, replicas: List[Replica], failure: str = '') -> 
         text += f'; replica {one.address}'
         if one.failure:
             text, status = f'{text}: {one.failure}', WARN
-            fix = 'start the replica with the users and passwords of the primary, see docs/howto/sentinel.md'
+            fix = (
+                'start the replica with the users and passwords of the primary, see docs/howto/sentinel.md, and check '
+                'host, port and firewall'
+            )
             continue
         if one.lag_bytes is not None:
             text += f', {one.lag_bytes:,} bytes behind'

@@ -1,6 +1,7 @@
 """Jobs on several Redis servers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from jobs import ROLES, ROOT, TINY, ding_store, job, status, table
@@ -9,7 +10,7 @@ from redis_server import RedisServer, left_by_runs
 
 from ding_store.config import StoreConfig
 from ding_store.environment import ENV_URL
-from ding_store.errors import StoreUnavailable
+from ding_store.errors import ConfigError, StoreUnavailable
 from ding_store.launch.status import show_status
 from ding_store.storage import open_store
 from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
@@ -64,6 +65,9 @@ def test_status_names_a_server_that_is_away(capsys, monkeypatch, redis_binary):
         assert f'unix://{other.socket} cannot be reached' in reason
         show_status(config, as_json=False, every_s=None)
         assert 'what a server has is missing here' in capsys.readouterr().out
+        swapped = replace(config, url=f'{other.url} {one.url}')
+        with pytest.raises(ConfigError, match='in the same order'):
+            show_status(swapped, as_json=True, every_s=None)
         one.kill()
         with pytest.raises(StoreUnavailable, match='cannot be reached'):
             show_status(config, as_json=True, every_s=None)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from ding_store.storage import open_store
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.redis import parts
 from ding_store.storage.redis.groups import NUM_GROUPS, NUM_SLOTS, ClusterNodes, Group, slot_of, tag_of
+from ding_store.storage.redis.server import RedisServer as ClusterNode
+from ding_store.storage.redis.store import open_to_read
 from ding_store.storage.shards.placement import shard_of
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 from ding_store.storage.urls import ClusterUrl, address_of, check_url
@@ -323,7 +326,7 @@ def test_planned_failover_loses_nothing(cluster, run):
         flow.go_on()
 
 
-def test_node_without_replica_delays_only_its_names(cluster, run):
+def test_node_without_replica_delays_only_its_names(cluster, run, monkeypatch):
     options = {'reconnect_timeout_s': 0.5, 'check_every_s': 0.1, 'host_plane': 'off'}
     with open_store(cluster.url(), run, **options) as store, Flow(cluster.url(), run, FIRST, host_plane='off') as flow:
         store.append(SECOND, {}, chunk(0))
@@ -334,6 +337,15 @@ def test_node_without_replica_delays_only_its_names(cluster, run):
             store.add(SECOND, 1)
         assert store.add(FIRST, 1) == 1
         assert not store.is_away_for(FIRST)
+        with monkeypatch.context() as patched:
+            connect = Mock(side_effect=ClusterNode.connect)
+            patched.setattr(ClusterNode, 'connect', lambda server: connect(server))
+            found, away = open_to_read(cluster.url(), run, connect_timeout_s=0.1)
+        with found:
+            assert (found.info().counters, len(away)) == ({FIRST: 1}, 1)
+        num_on_it = sum(cluster.node_of(slot_of(tag_of(run, group))) is node for group in range(NUM_GROUPS))
+        assert num_on_it > 1
+        assert connect.call_count == NUM_GROUPS - num_on_it + 1, 'one try for all groups of the node'
         flow.go_on()
         with contextlib.suppress(errors.AppendUnsettled):
             store.append(SECOND, {}, chunk(1))

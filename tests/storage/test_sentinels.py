@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import redis
 from flow import STREAM, Flow
 from proxy import Proxy
 from sentinel_group import ASK_PASSWORD, CONTINUE, PASSWORD, STOP, SentinelGroup, wait_until
@@ -16,6 +17,7 @@ from ding_store.environment import ENV_SENTINEL_PASSWORD
 from ding_store.storage import open_store
 from ding_store.storage.encoding.value_parts import unpack
 from ding_store.storage.exactly_once.reader import Reader
+from ding_store.storage.redis.sentinels import Sentinels
 from ding_store.storage.redis.store import RedisStore
 from ding_store.storage.testing import WAIT_S, chunk, eventually, number_of
 
@@ -107,6 +109,32 @@ def test_one_sentinel_that_replies_is_enough(group):
     with open_store(url, 'one') as store:
         assert store.put('weights', {}, {}) == 1
         assert store.info().address == f'redis+sentinel://127.0.0.1:1,{address}/mymaster'
+
+
+def test_sentinel_that_names_a_former_primary_is_passed_over(monkeypatch):
+    """It was cut off, or restarted with the configuration of before the failover."""
+    late, right, away = (1, b'1'), (2, b'2'), None
+    views = dict(zip('abc', [right] * 3))
+
+    def ask(self, host, command, name):
+        view = views[host.partition(':')[0]]
+        if view is None:
+            raise redis.TimeoutError('Timeout reading from socket')
+        epoch, port = view
+        return [b'h', port] if command.startswith('GET') else [b'config-epoch', str(epoch).encode()]
+
+    monkeypatch.setattr(Sentinels, 'ask', ask)
+    sentinels = Sentinels('redis+sentinel://a,b,c/m')
+
+    def found(*now):
+        views.update(zip('abc', now))
+        return sentinels.find_primary()
+
+    assert found(right, right, right) == 'redis://h:2'
+    assert found(away, late, right) == 'redis://h:2'
+    assert found(away, late, away) == 'redis://h:2'
+    assert found(away, late, (3, b'3')) == 'redis://h:3', 'a failover'
+    assert found((0, b'1'), (0, b'1'), away) == 'redis://h:1', 'an operator configured most of them anew'
 
 
 def test_killed_primary_is_replaced_and_nothing_is_lost(group):

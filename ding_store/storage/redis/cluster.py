@@ -27,7 +27,7 @@ class ClusterServer(Router):
         self.address = address_of(url)
 
     def _host_of(self, number: int) -> object:
-        return self._groups[number].server_url
+        return self._groups[number].node_in(self._nodes.ranges)
 
     def connect(self) -> None:
         """Connect to each node that has a group. Further connections are made with the first commands."""

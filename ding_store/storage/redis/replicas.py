@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 #: Limit of the time to connect to a replica, and of each wait for its bytes. The primary has all of them.
 _PATIENCE_S = 1.0
-#: How long only the primary is read, after a replica failed or none was found.
-_PAUSE_S = 30.0
+#: How long only the primary is read, after a replica failed or none was found. The pause doubles with each failure.
+PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 
 
 class Replicas:
@@ -46,6 +46,7 @@ class Replicas:
         self._address = ''
         self._chosen_in = 0  # session of the primary: after a failover, another server is the replica
         self._not_before = 0.0
+        self._pause_s = PAUSE_S  # after the next failure
         self._has_failed = False
         self._has_warned = False
         self._is_closed = False
@@ -55,18 +56,20 @@ class Replicas:
     ) -> List[int]:
         """
         Overview:
-            Read parts into their memory. Return the numbers of those that must be read from the primary.
+            Read parts into their memory. Return the numbers of those that must be read from the primary. For a
+            non-blocking call these are all: it must not connect, nor wait for a replica that does not reply.
         Arguments:
             - is_right (:obj:`Callable`): Called with the number of each part that was read. False: it is damaged.
         """
         left = dict.fromkeys(range(len(parts)))
-        client = self._chosen()
+        client = None if self._connection.is_nonblocking else self._chosen()
         if client is not None:
             try:
                 with lent(client) as connection:
                     for number, is_there in enumerate(read_parts(connection, parts, moved)):
                         if is_there and is_right(number):
                             del left[number]
+                self._pause_s = PAUSE_S
             except redis.RedisError as e:
                 self._put_aside(client, e)
         return list(left)
@@ -82,10 +85,10 @@ class Replicas:
         """Return a client of the replica to read, or None if none is known."""
         with self._lock:
             if self._chosen_in != self._connection.num_sessions:
-                self._chosen_in = self._connection.num_sessions
+                self._chosen_in, self._pause_s = self._connection.num_sessions, PAUSE_S
                 self._forget(pause_s=0.0)
             if self._client is None and not self._is_closed and time.monotonic() >= self._not_before:
-                self._not_before = time.monotonic() + _PAUSE_S
+                self._not_before = time.monotonic() + PAUSE_S
                 self._choose()
             return self._client
 
@@ -109,17 +112,21 @@ class Replicas:
             connection.read_response()
 
     def _put_aside(self, client: redis.Redis, error: redis.RedisError) -> None:
-        """Read only the primary for a while."""
+        """Read only the primary for a while. Warn once if the user can act: the replica denies, or fails again."""
         with self._lock:
             if self._client is not client:
                 return  # Another thread put it aside first.
             self._has_failed = True
-            self._forget(_PAUSE_S)
-            is_denied = meaning_of(error).answer is ReplyKind.DENIED
-            level = logging.WARNING if is_denied and not self._has_warned else logging.INFO
-            self._has_warned = self._has_warned or is_denied
-        fix = f'. {meaning_of(error).fix}' if is_denied else ''
-        logger.log(level, 'the replica %s is not read for %d s: %s%s', self._address, _PAUSE_S, text_of(error), fix)
+            pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._forget(pause_s)
+            fix = ''
+            if meaning_of(error).answer is ReplyKind.DENIED:
+                fix = f'. {meaning_of(error).fix}'
+            elif pause_s > PAUSE_S:
+                fix = '. Let this host reach its address and port, or set store_options=dict(read_replicas=False)'
+            level = logging.WARNING if fix and not self._has_warned else logging.INFO
+            self._has_warned = self._has_warned or bool(fix)
+        logger.log(level, 'the replica %s is not read for %d s: %s%s', self._address, pause_s, text_of(error), fix)
 
     def _forget(self, pause_s: float) -> None:
         self._not_before = time.monotonic() + pause_s

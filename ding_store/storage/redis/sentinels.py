@@ -34,6 +34,7 @@ class Sentinels:
     def __init__(self, url: str) -> None:
         self.url = SentinelUrl.parse(url)
         self.server_url = ''
+        self._epoch = -1  # configuration epoch in which the sentinels made that server the primary
         self._failures: Dict[str, str] = {}  # sentinel -> why it named no primary when it was asked last
         self._environment = read_environment()
         self._address = address_of(url)
@@ -46,7 +47,9 @@ class Sentinels:
         """
         Overview:
             Return the URL of the primary that the first sentinel to reply names. If none of them names one, return the
-            URL of the primary that was found last.
+            URL of the primary that was found last. A sentinel that was cut off or restarted may name a former primary,
+            with a lower epoch. It is passed over, unless most sentinels of the URL name that server: an operator may
+            have configured them anew.
         Raises:
             - redis.ConnectionError: No sentinel replies, and no primary was found before.
             - ConfigError: All sentinels that reply know other primaries only.
@@ -58,24 +61,29 @@ class Sentinels:
 
     def _find_primary(self) -> str:
         errors: List[redis.RedisError] = []
-        self._failures, unknown = {}, ''
+        self._failures, unknown, named = {}, '', []
         for host in list(self._hosts):
             try:
                 found = self.ask(host, 'GET-MASTER-ADDR-BY-NAME', self.url.primary)
+                url = '' if found is None else self.url.server_url(found[0].decode(), int(found[1]))
+                epoch = self._epoch if url in ('', self.server_url) else self._epoch_of(host)
             except redis.RedisError as e:
                 errors.append(e)
                 self._failures[host] = text_of(e)
                 continue
-            if found is None:
+            if not url:
                 unknown = host
                 self._failures[host] = f'does not know {self.url.primary!r}'
                 continue
+            named.append(url)
+            if epoch < self._epoch and 2 * named.count(url) <= len(self._hosts):
+                self._failures[host] = f'names the former primary {address_of(url)}'
+                continue
             self._hosts = [host, *(other for other in self._hosts if other != host)]
             self._is_known_away = False
-            url = self.url.server_url(found[0].decode(), int(found[1]))
             if url != self.server_url:
                 logger.info('the primary of %s is %s', self._address, address_of(url))
-            self.server_url = url
+            self.server_url, self._epoch = url, epoch
             return url
         if not self.server_url:
             self._refuse(errors, unknown)
@@ -83,6 +91,9 @@ class Sentinels:
             logger.warning('no sentinel of %s names a primary: %s. The last one is used.', self._address, self._reasons)
         self._is_known_away = True
         return self.server_url
+
+    def _epoch_of(self, host: str) -> int:
+        return int(words(self.ask(host, 'MASTER', self.url.primary))['config-epoch'])
 
     def find_replicas(self, again: bool) -> List[str]:
         """Return the URLs of the replicas that the sentinel which replied last sees connected to the primary."""

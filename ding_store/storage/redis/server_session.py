@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections import deque
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Callable, Deque, Iterator, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -76,8 +76,9 @@ class ServerSession:
 
     def close(self) -> None:
         """Close the idle connections. Each of the others is closed by the thread that uses it, after an error."""
-        while self.spare:
-            self._give_back(self.spare.pop())
+        with suppress(IndexError):  # Another thread may take the last one.
+            while True:
+                self._give_back(self.spare.pop())
         self.client.connection_pool.disconnect(inuse_connections=False)
 
     def _give_back(self, connection: Any) -> None:

@@ -77,6 +77,8 @@ class Router(Server):
         errors: Dict[object, StoreUnavailable] = {}
         for number, server in enumerate(self._servers):
             try:
+                if self._host_of(number) in errors:  # Each try would wait again.
+                    raise errors[self._host_of(number)]
                 server.connect()
                 servers.append(server)
             except StoreUnavailable as e:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Set
+from typing import Callable, List, Sequence, Set
 
 from ding_store.errors import ConfigError
 from ding_store.storage.base import StoreInfo
@@ -31,6 +31,12 @@ class ShardedServer(Router):
         except ConfigError:
             self.close()
             raise
+
+    def connect_to_read(self, make_empty: Callable[[], Server]) -> List[str]:
+        """Connect to the servers that can be reached, and compare their lists. See ``Router.connect_to_read``."""
+        away = super().connect_to_read(make_empty)
+        self._list.check(self._servers)
+        return away
 
     def info(self) -> StoreInfo:
         found = super().info()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import List, Optional, Sequence, Set
+from typing import Container, List, Optional, Sequence, Set
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.encoding.framing import decode, encode_pieces
@@ -30,18 +30,23 @@ class ServerList:
         self._addresses = [server.address for server in servers]
         self.published: Set[int] = set()
 
-    def check(self) -> None:
+    def check(self, reachable: Optional[Container[Server]] = None) -> None:
         """
         Overview:
             Compare the list with the one that the servers hold. If none of them has one, check that the names that
             they hold are on the right server. This writes nothing.
+        Arguments:
+            - reachable (:obj:`Optional[Container[Server]]`): The servers to look at. None stands for all.
         Raises:
             - ConfigError: The run uses another list.
         """
-        has_list = [self._has_list(server) for server in self._servers]
+        servers = {
+            number: server for number, server in enumerate(self._servers) if reachable is None or server in reachable
+        }
+        has_list = [self._has_list(server) for server in servers.values()]
         if any(has_list):
             return
-        for number, server in enumerate(self._servers):
+        for number, server in servers.items():
             info = server.info()
             for name in (*info.streams, *info.values, *info.counters):
                 if name == NAME:  # another process has put it since
