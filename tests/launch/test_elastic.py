@@ -162,7 +162,7 @@ def test_host_that_waits_learns_the_number_of_learners(tmp_path):
         waits = "waiting for the launcher of run 'r', which has ended: interrupted"
         agent.wait_for(lambda: waits in agent.text, 'the agent')
         with open_store(url, 'r') as store:
-            # As a launcher does that resumes the run. Until it has put the target, the host must not see the earlier one.
+            # As a launcher does that resumes the run. The host must not go on with the earlier target.
             clear_ended_run(store, StoreConfig(url=url, run='r'))
             assert target_of(store) is None
             decide_num_learners(store, 2, started=2)
