@@ -93,6 +93,8 @@ def places(options: argparse.Namespace, command: Sequence[str]) -> List[Place]:
         size = dict(num_cpus=options.cpus, num_gpus=options.learner_gpus if role == 'learner' else 0)
         actor = Member.options(**size).remote()
         ready = actor.__ray_ready__.remote()
+        if role == 'learner':
+            ray.wait([ready])  # Ray may otherwise give the last CPUs to an actor that was made later
         found.append(Place(title, [*words[role], '--', *command], actor, ready, Restarts(options.restarts)))
     return found
 
@@ -108,6 +110,7 @@ def follow(everyone: List[Place], variables: Dict[str, str]) -> int:
         if pause_s is not None:
             running[place.start(variables, pause_s)] = place
             continue
+        ray.kill(place.actor)  # actors that wait get its CPUs
         if code != 0:
             say(f'{place.title} is given up')
         if place.role == 'learner':
@@ -149,16 +152,16 @@ def main() -> int:
         if sum(node['Alive'] for node in ray.nodes()) > 1:
             parser.error(f'this cluster has several nodes: set {ENV_URL} to a Redis server that all of them reach')
         url = embedded_url('.ding_store')
-    everyone = places(options, options.command)
-    has, wants = ray.cluster_resources().get('CPU', 0.0), len(everyone) * options.cpus
+    number = 2 + options.collectors
+    has, wants = ray.cluster_resources().get('CPU', 0.0), number * options.cpus
     if has < wants:
         say(
-            f'{len(everyone)} processes want {wants:g} CPUs, and the cluster has {has:g}. The last ones wait for more '
+            f'{number} processes want {wants:g} CPUs, and the cluster has {has:g}. The last ones wait for more '
             'nodes. With --cpus 0.5, more of them share a CPU.'
         )
     # Other nodes do not inherit the driver's variables, such as the login at the sentinels.
     own = {name: value for name, value in os.environ.items() if name.startswith('DING_STORE_')}
-    return follow(everyone, {**own, ENV_URL: url, ENV_RUN: options.run})
+    return follow(places(options, options.command), {**own, ENV_URL: url, ENV_RUN: options.run})
 
 
 if __name__ == '__main__':
