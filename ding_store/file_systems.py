@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Callable, NamedTuple, Optional
 
 #: File systems of servers, which other hosts may mount as well.
 SHARED = frozenset(
@@ -15,6 +15,8 @@ SHARED = frozenset(
 #: Parts of the names that FUSE gives to such file systems, as in fuse.sshfs.
 _SHARED_BY_FUSE = frozenset(('sshfs', 's3fs', 'gcsfuse', 'rclone', *SHARED))
 MOUNTS = Path('/proc/self/mountinfo')
+#: Directories for temporary files of one host. On a host without a disk, the first ones may be shared.
+_TEMPORARY = ('/tmp', '/var/tmp', '/dev/shm')
 
 
 class FileSystem(NamedTuple):
@@ -55,6 +57,11 @@ def shared_at(path: str, mounts: Path = MOUNTS) -> Optional[FileSystem]:
     """Return the file system of a path if other hosts may share it, else None."""
     found = file_system_of(path, mounts)
     return found if found is not None and found.is_shared else None
+
+
+def local_directory(given: str, find: Callable[[str], Optional[FileSystem]] = shared_at) -> Optional[str]:
+    """Return a directory for temporary files that other hosts do not share: the given one, if possible. None: none."""
+    return next((path for path in (given, *_TEMPORARY) if find(path) is None and os.path.isdir(path)), None)
 
 
 def _unescaped(text: str) -> str:

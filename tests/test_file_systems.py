@@ -1,7 +1,9 @@
 """File systems that other hosts share: recognised by what is mounted, and refused or named where they do harm."""
 
+import contextlib
 import io
 import os
+import tempfile
 
 import pytest
 
@@ -100,6 +102,20 @@ def test_sockets_avoid_a_shared_tmpdir(mounted, monkeypatch, caplog):
     assert address.startswith('ipc:///tmp/ding-store-')
     assert 'is on lustre, which other hosts may share: sockets go to /tmp' in caplog.text
     assert os.listdir(root / 'home') == []
+
+
+def test_sockets_avoid_a_shared_tmp_without_tmpdir(mounted, monkeypatch):
+    mounted(**{'/tmp': 'nfs4', '/var/tmp': 'nfs4'})
+    monkeypatch.delenv('TMPDIR')
+    monkeypatch.setattr(tempfile, 'tempdir', None)
+    (address,) = new_addresses(1)
+    remove_address(address)
+    assert address.startswith('ipc:///dev/shm/ding-store-')
+    with contextlib.suppress(OSError):  # another process uses it
+        os.rmdir(f'/dev/shm/ding-store-{os.geteuid()}')
+    warning = check_shared_file_systems()[0]
+    assert '/tmp is on nfs4: sockets go to /dev/shm' in warning.found
+    assert warning.fix == 'set TMPDIR to a directory of this host, such as /dev/shm'
 
 
 def test_run_on_a_shared_file_system_warns(mounted):

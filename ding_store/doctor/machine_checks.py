@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Callable, List, Mapping, NamedTuple, Optional
 
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, not_checked
-from ding_store.file_systems import FileSystem, shared_at
+from ding_store.file_systems import FileSystem, local_directory, shared_at
 
 SHM = '/dev/shm'
 MIB = 1 << 20
@@ -81,10 +81,13 @@ def check_tmp(directory: Optional[str] = None, space: Callable[[str], Optional[S
 def check_shared_file_systems(find: Callable[[str], Optional[FileSystem]] = shared_at) -> List[Finding]:
     """Name what ding_store would put on a file system that other hosts share. docs/howto/shared-file-systems.md."""
     found = []
-    shared = find(tempfile.gettempdir())
+    temporary = tempfile.gettempdir()
+    shared = find(temporary)
     if shared is not None:
-        text = f'{tempfile.gettempdir()} is on {shared.kind}: sockets go to /tmp, temporary files are slow there'
-        found.append(Finding('TMPDIR', WARN, text, 'set TMPDIR to a directory of this host, such as /tmp'))
+        local = local_directory(temporary, find)
+        text = f'{temporary} is on {shared.kind}: sockets go to {local or temporary}, temporary files are slow there'
+        such_as = '' if local is None else f', such as {local}'
+        found.append(Finding('TMPDIR', WARN, text, f'set TMPDIR to a directory of this host{such_as}'))
     shared = find(os.getcwd())
     if shared is not None:
         text = f'{os.getcwd()} is on {shared.kind}: embedded:// and a replay with a path would be slow there'

@@ -19,17 +19,22 @@ _FIX = {
     'slurm': 'Start the command with srun --ntasks-per-node=N, or use ding-store slurm',
 }
 _NUMBER = r'(?:0|[1-9]\d*)'
-#: The lists of nodes that ditask reads rightly: one node, or one prefix with numbers that have no leading zeros.
-_NODES = re.compile(rf'([^\[\],]*)\[({_NUMBER}(?:-{_NUMBER})?(?:,{_NUMBER}(?:-{_NUMBER})?)*)\]')
+_NUMBERS = rf'(?:\d+|{_NUMBER}-{_NUMBER})'
+#: The lists of nodes that ditask reads rightly: one node, or one prefix with numbers. It loses leading zeros of ranges.
+_NODES = re.compile(rf'([^\[\],]*)\[({_NUMBERS}(?:,{_NUMBERS})*)\]')
 
 
 def platform_of(command: Sequence[str]) -> Optional[str]:
     """Return the platform that a command gives to ditask. None: it is another command, or has no such option."""
     if not any(os.path.basename(word) == 'ditask' or 'cli_ditask' in word for word in command):
         return None
+    return _value_of('--platform', command)
+
+
+def _value_of(wanted: str, command: Sequence[str]) -> Optional[str]:
     for word, following in zip(command, [*command[1:], '']):
         option, equals, value = word.partition('=')
-        if option == '--platform':
+        if option == wanted:
             return value if equals else following
     return None
 
@@ -46,10 +51,26 @@ def check_platform(command: Sequence[str], url: str, environ: Mapping[str, str] 
     platform = platform_of(command)
     if platform not in _VARIABLES:
         return  # ditask names those that it has
+    # With another message queue, ditask reads DI_NODES, but no DI_RANK.
+    is_ranked = platform == 'slurm' or _value_of('--mq-type', command) in (None, 'nng')
     for name in _VARIABLES[platform]:
-        if not environ.get(name):
+        if not environ.get(name) and (is_ranked or name != 'DI_RANK'):
             raise ConfigError(f'ditask --platform {platform} reads {name}, which is not set. {_FIX[platform]}')
-    nodes = environ['DI_NODES'].split(',') if platform == 'k8s' else _slurm_nodes(environ)
+    if platform == 'slurm' and _value_of('--platform-spec', command):
+        nodes = re.split(r'[\[,]', environ['SLURM_NODELIST'])  # only their number counts: the spec has the addresses
+    else:
+        nodes = environ['DI_NODES'].split(',') if platform == 'k8s' else _slurm_nodes(environ)
+        if is_ranked:
+            _check_rank(platform, nodes, environ)
+    if len(set(nodes)) > 1 and root_of(url) is not None:
+        raise ConfigError(
+            'the job has several nodes, and each would have an embedded store of its own. Start a Redis server that '
+            'all of them reach, and set DING_STORE_URL'
+        )
+
+
+def _check_rank(platform: str, nodes: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Check that ditask finds this process in the list of nodes, and on the node that it expects."""
     own = 'DI_RANK' if platform == 'k8s' else 'SLURM_PROCID'
     number = _number(own, environ)
     if number >= len(nodes):
@@ -58,11 +79,6 @@ def check_platform(command: Sequence[str], url: str, environ: Mapping[str, str] 
         raise ConfigError(
             f'ditask expects process {number} on node {nodes[number]!r}, and Slurm started it on '
             f'{environ["SLURMD_NODENAME"]!r}. Start it with srun --distribution=block'
-        )
-    if len(set(nodes)) > 1 and root_of(url) is not None:
-        raise ConfigError(
-            f'the job has {len(set(nodes))} nodes, and each would have an embedded store of its own. Start a Redis '
-            f'server that all of them reach, and set DING_STORE_URL'
         )
 
 
@@ -79,13 +95,15 @@ def _slurm_nodes(environ: Mapping[str, str]) -> List[str]:
     found = _NODES.fullmatch(text)
     if found is None and re.search(r'[\[\],]', text):
         raise ConfigError(
-            f"DI-engine's ditask cannot read SLURM_NODELIST {text!r}: it reads one prefix with numbers that have no "
-            'leading zeros. Choose such nodes with --nodelist, or use ding-store slurm'
+            f"DI-engine's ditask cannot read SLURM_NODELIST {text!r}: it reads one prefix with numbers, and "
+            'ranges without leading zeros. Choose such nodes with --nodelist, or use ding-store slurm'
         )
     nodes = [text]
     if found is not None:
         prefix, numbers = found.groups()
-        ranges = [each.partition('-') for each in numbers.split(',')]
-        nodes = [f'{prefix}{i}' for first, _, last in ranges for i in range(int(first), int(last or first) + 1)]
+        nodes = []
+        for each in numbers.split(','):
+            first, dash, last = each.partition('-')
+            nodes += [f'{prefix}{i}' for i in (range(int(first), int(last) + 1) if dash else [first])]
     count = _number('SLURM_NTASKS_PER_NODE', environ)
     return [node for node in nodes for _ in range(count)]

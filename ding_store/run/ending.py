@@ -12,6 +12,7 @@ from ding_store.errors import CorruptPayload
 from ding_store.run.foreign import fields_of, is_count, is_text
 from ding_store.run.lease import Lease, Owner
 from ding_store.run.members import Members
+from ding_store.run.scale import SCALE
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Header
 from ding_store.storage.store import Store
@@ -76,7 +77,8 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
     """
     Overview:
         Prepare the store for a new run if an earlier one of this name has ended. If that one ended in order, delete all
-        its data. If it failed, delete only its end, so that the new run continues with its experience.
+        its data. If it failed, delete only its end and its wanted number of collectors, so that the new run continues
+        with its experience, and hosts that wait for its launcher do so until that has decided the number.
     """
     owner = Owner.this_process(uuid.uuid4().hex)  # Another thread of this process is another owner.
     lease = Lease(store, RETIRE, owner, f'a process that clears it ({owner.place})', CLEAR_S)
@@ -91,6 +93,7 @@ def clear_ended_run(store: Store, config: StoreConfig) -> None:
             store.delete(RETIRE)
         elif end.failed:
             logger.warning(f'ding_store: run {store.run!r} had failed ({end.reason}); going on with it')
+            store.delete(SCALE)
             store.delete(FINISH)
             store.delete(RETIRE)
         else:

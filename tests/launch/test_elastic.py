@@ -9,7 +9,7 @@ from jobs import TINY, ding_store, job, records, status, table
 
 from ding_store.config import StoreConfig
 from ding_store.run.ending import FINISH, clear_ended_run
-from ding_store.run.scale import Target, put_target
+from ding_store.run.scale import Target, put_target, target_of
 from ding_store.run.several_learners import decide_num_learners
 from ding_store.storage import open_store
 from ding_store.storage.embedded.private_server import running
@@ -162,8 +162,10 @@ def test_host_that_waits_learns_the_number_of_learners(tmp_path):
         waits = "waiting for the launcher of run 'r', which has ended: interrupted"
         agent.wait_for(lambda: waits in agent.text, 'the agent')
         with open_store(url, 'r') as store:
-            decide_num_learners(store, 2, started=2)  # as a launcher does, which it does before it puts the target
+            # As a launcher does that resumes the run. The host must not go on with the earlier target.
             clear_ended_run(store, StoreConfig(url=url, run='r'))
+            assert target_of(store) is None
+            decide_num_learners(store, 2, started=2)
             put_target(store, Target(1, 1, 10))
             known = tmp_path / 'learners'
             agent.wait_for(lambda: known.exists() and known.read_text().endswith('\n'), 'a collector')

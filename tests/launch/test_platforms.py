@@ -11,6 +11,9 @@ from jobs import DEADLINE_S, PIPELINES, TINY, ding_store, environment, job, reco
 from redis_server import left_by_runs
 from zygote import zygote
 
+from ding_store.errors import ConfigError
+from ding_store.launch.platforms import check_platform
+
 pytest.importorskip('ding')
 pytest.importorskip('gym')
 pytestmark = pytest.mark.timeout(600)
@@ -57,12 +60,12 @@ def free_port():
         ('k8s', {'DI_NODES': None}, 'reads DI_NODES, which is not set. DI-orchestrator sets it'),
         ('k8s', {'DI_RANK': '2'}, 'DI_RANK is 2, but the job has 2 processes'),
         ('k8s', {'DI_RANK': 'x'}, "DI_RANK ('x') in the environment should be a whole number"),
-        ('k8s', {}, 'the job has 2 nodes, and each would have an embedded store of its own'),
+        ('k8s', {}, 'the job has several nodes, and each would have an embedded store of its own'),
         ('slurm', {'SLURM_NTASKS_PER_NODE': None}, 'reads SLURM_NTASKS_PER_NODE, which is not set. Start the command'),
         ('slurm', {'SLURM_NODELIST': 'node[09-10]'}, "cannot read SLURM_NODELIST 'node[09-10]'"),
         ('slurm', {'SLURM_NODELIST': 'a1,b2'}, "cannot read SLURM_NODELIST 'a1,b2'"),
         ('slurm', {'SLURMD_NODENAME': 'node9'}, "expects process 1 on node 'node10'"),
-        ('slurm', {}, 'the job has 2 nodes, and each would have an embedded store of its own'),
+        ('slurm', {}, 'the job has several nodes, and each would have an embedded store of its own'),
     ],
 )
 def test_ditask_with_a_wrong_environment_is_refused(tmp_path, platform, changed, reason):
@@ -73,6 +76,21 @@ def test_ditask_with_a_wrong_environment_is_refused(tmp_path, platform, changed,
     assert reason in run.text
     assert 'Traceback' not in run.text
     assert not (tmp_path / '.ding_store').exists()
+
+
+@pytest.mark.parametrize(
+    ('platform', 'changed', 'options'),
+    [
+        ('slurm', {'SLURM_NODELIST': 'node[09,10]'}, []),
+        ('slurm', {'SLURM_NODELIST': 'a[01-02],b3'}, ['--platform-spec', '{"tasks": [...]}']),
+        ('k8s', {'DI_RANK': ''}, ['--mq-type=redis']),
+    ],
+)
+def test_lists_that_ditask_reads_rightly_are_accepted(platform, changed, options):
+    command, given = ['ditask', '--platform', platform, *options], K8S if platform == 'k8s' else SLURM
+    check_platform(command, 'redis://10.0.0.1', {**given, **changed})
+    with pytest.raises(ConfigError, match='the job has several nodes'):
+        check_platform(command, 'embedded://.ding_store', {**given, **changed})
 
 
 def ditask(arguments, script_arguments):

@@ -6,20 +6,20 @@ import logging
 import os
 from typing import Dict
 
-from ding_store.file_systems import shared_at
+from ding_store.file_systems import local_directory, shared_at
 
 _logger = logging.getLogger(__name__)
-_LOCAL = '/tmp'
 
 
 def local_tmp() -> str:
-    """Return TMPDIR, or /tmp if TMPDIR is on a file system that other hosts share."""
-    given = os.environ.get('TMPDIR') or _LOCAL
+    """Return TMPDIR, or another directory if TMPDIR is on a file system that other hosts share."""
+    given = os.environ.get('TMPDIR') or '/tmp'
     shared = shared_at(given)
     if shared is None:
         return given
-    _logger.info(f'TMPDIR {given!r} is on {shared.kind}, which other hosts may share: sockets go to {_LOCAL}')
-    return _LOCAL
+    local = local_directory(given) or given
+    _logger.info(f'{given!r} is on {shared.kind}, which other hosts may share: sockets go to {local}')
+    return local
 
 
 def with_local_tmp() -> Dict[str, str]:

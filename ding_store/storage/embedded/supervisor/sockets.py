@@ -33,7 +33,7 @@ def make_socket_directory(temporary: Optional[str] = None) -> str:
 
 
 def _parents(temporary: Optional[str] = None) -> Iterator[str]:
-    for base in dict.fromkeys((temporary or os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp')):
+    for base in dict.fromkeys((temporary or os.environ.get('TMPDIR') or '/tmp', '/tmp', '/var/tmp', '/dev/shm')):
         yield os.path.join(os.path.abspath(base), f'ding-store-{os.geteuid()}')
 
 
