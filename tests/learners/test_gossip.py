@@ -203,7 +203,9 @@ def test_hogwild_refuses_another_model(redis_server, tmp_path):
 )
 def test_hogwild_refuses_a_worker_on_another_host(redis_server, tmp_path, monkeypatch, hostname, place):
     # Two containers with a /dev/shm each are two hosts.
-    stores = [open_store(redis_server.url, f'hogwild-3{place[0]}', host_cache_dir=str(tmp_path / host)) for host in ('a', 'b')]
+    stores = [
+        open_store(redis_server.url, f'hogwild-3{place[0]}', host_cache_dir=str(tmp_path / host)) for host in ('a', 'b')
+    ]
     with stores[0], stores[1]:
         own = torch.nn.Parameter(torch.zeros(8))
         for _ in range(2):
