@@ -44,6 +44,7 @@ from ding_store.run.several_learners import (
     WORKERS,
     check_num_learners,
     decide_num_learners,
+    decide_num_workers,
     first_joining_rank,
     has_num_learners,
     num_learners_of,
@@ -91,6 +92,8 @@ def join(
         found = None if wait else living(store, config)
         check_format(store)
         num, rank = _claim(store, config, role, num_learners)
+        if is_owner:
+            decide_num_workers(store, 0)
         if role == WORKER:
             node_id = rank
         if node_id is None:
@@ -151,7 +154,7 @@ def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[
         num_started, silent_s = _wait_for_workers(store, config), silence_s(config.heartbeat_s)
         return num_started, claim_joining_worker(store, FIRST_JOINED_ID, silent_s, config.launched)
     if num_workers_of(store):
-        raise ConfigError(f'run {store.run!r} has workers, so no {role} can join it. Join with --role worker.')
+        _check_no_workers(store, config, role)
     worker, silent_s = torchrun_worker(), silence_s(config.heartbeat_s)
     ranked = worker if role == 'learner' else None
     num = ranked.num if ranked is not None else num_learners
@@ -171,6 +174,16 @@ def _claim(store: Store, config: StoreConfig, role: str, num_learners: Optional[
         return num, claim_free_rank(store, range(first_joining_rank(store), num), silent_s, config.launched)
     claim_role(store, role, silent_s, config.launched, ranked.rank)
     return num, ranked.rank
+
+
+def _check_no_workers(store: Store, config: StoreConfig, role: str) -> None:
+    """
+    Raises:
+        - ConfigError: The run's workers, or their launcher, run. A launcher that was killed has only left their number.
+    """
+    members, silent_s = Members(store).refresh(), silence_s(config.heartbeat_s)
+    if has_launcher(store, FIRST_IDS['learner']) or members.reporting(WORKER, silent_s) is not None:
+        raise ConfigError(f'run {store.run!r} has workers, so no {role} can join it. Join with --role worker.')
 
 
 def _wait_for_workers(store: Store, config: StoreConfig) -> int:

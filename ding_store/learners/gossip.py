@@ -274,7 +274,12 @@ def _check_host(store: Store, name: str) -> None:
         store.decide(value, {'host': store.host, 'hostname': socket.gethostname()}, 0)
     found = store.get(value)
     if found is not None and found.header['host'] != store.host:
+        hostname = found.header['hostname']
+        if hostname == socket.gethostname():
+            place, fix = 'another host cache of this host', 'Set the same store.host_cache_dir for all workers'
+        else:
+            place, fix = f'the memory of {hostname!r}', "Use sync='async'"
         raise ConfigError(
-            f"sync ('hogwild') works on one host, and model {name!r} is in the memory of {found.header['hostname']!r}. "
-            "Use sync='async'. If no worker runs there any more, use another name."
+            f"sync ('hogwild') works on one host, and model {name!r} is in {place}. {fix}. "
+            'If no worker runs there any more, start another --run, or use another name.'
         )

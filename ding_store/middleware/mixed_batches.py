@@ -17,6 +17,9 @@ from ding_store.middleware.own_rank import own_place
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
+#: Difference between the seeds of workers that draw the same part of a data set.
+_SEED_STEP = 20011
+
 #: Updates the priorities of the rows of a batch, given the policy's priorities of these rows.
 Update = Callable[[Any], None]
 
@@ -35,7 +38,10 @@ class Part:
     def __init__(self, source: Any, size: int, fills: Mapping[str, float], seed: int) -> None:
         self.source, self.size, self.fills = source, size, fills
         # Several learners draw different rows: each has its part of every epoch.
-        self._epochs = source.epochs(size, seed, *own_place()) if isinstance(source, DataSet) else None
+        rank, num = own_place()
+        # Workers that joined have higher numbers than there are parts. They draw the same parts in other orders.
+        lap, part = divmod(rank, num)
+        self._epochs = source.epochs(size, seed + lap * _SEED_STEP, part, num) if isinstance(source, DataSet) else None
         self.has_priorities = isinstance(source, StoreBuffer) and source.sampler.priorities is not None
 
     def is_collated(self) -> bool:

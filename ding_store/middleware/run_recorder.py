@@ -119,10 +119,16 @@ def _write_to_wandb(record: Record) -> None:
 
 
 class RunRecorder(Recorder):
-    """The recorder of a learner in a run with roles: a thread reads the reports of all members."""
+    """
+    Overview:
+        The recorder of a learner or worker in a run with roles: a thread reads the reports of all members.
+    Arguments:
+        - has_experience (:obj:`bool`): The run has a stream of experience. A run of workers has none.
+    """
 
-    def __init__(self, session: RunSession) -> None:
+    def __init__(self, session: RunSession, has_experience: bool = True) -> None:
         super().__init__(self._read_run)
+        self._has_experience = has_experience
         self._session, self._members = session, Members(session.store)
         self._pending_bytes: List[int] = []
         self._closing = threading.Event()
@@ -144,9 +150,10 @@ class RunRecorder(Recorder):
     def _read_run(self) -> Any:
         with best_effort(self._session.store):
             self._members.refresh()
-            num = self._session.num_partitions
-            found = [self._session.store.stream_info(stream_of(i, num)) for i in range(num)]
-            self._pending_bytes = [info.pending_bytes for info in found if info is not None]
+            if self._has_experience:
+                num = self._session.num_partitions
+                found = [self._session.store.stream_info(stream_of(i, num)) for i in range(num)]
+                self._pending_bytes = [info.pending_bytes for info in found if info is not None]
         return Figures.of(self._members), self._pending_bytes
 
     def close(self) -> None:

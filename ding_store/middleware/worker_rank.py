@@ -146,7 +146,7 @@ class WorkerRank:
             random.seed(random.getrandbits(31) + SEED_STEP * self.rank)
             np.random.seed((int(np.random.randint(2**31)) + SEED_STEP * self.rank) % 2**32)
         else:
-            self._recorder = RunRecorder(session)
+            self._recorder = RunRecorder(session, has_experience=False)
 
     def _count_from(self, session: RunSession) -> None:
         """Go on from the checkpoint that this process resumed, if the server has lost the count."""

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import random
+import socket
 import statistics
 
 import pytest
@@ -197,12 +198,18 @@ def test_hogwild_refuses_another_model(redis_server, tmp_path):
                 StoreOptimizer(torch.optim.SGD([parameter], lr=0.1), store, 'main', sync='hogwild')
 
 
-def test_hogwild_refuses_a_worker_on_another_host(redis_server, tmp_path):
+@pytest.mark.parametrize(
+    ('hostname', 'place'), [('b', "the memory of '.*'"), (socket.gethostname(), 'another host cache of this host')]
+)
+def test_hogwild_refuses_a_worker_on_another_host(redis_server, tmp_path, monkeypatch, hostname, place):
     # Two containers with a /dev/shm each are two hosts.
-    stores = [open_store(redis_server.url, 'hogwild-3', host_cache_dir=str(tmp_path / host)) for host in ('a', 'b')]
+    stores = [
+        open_store(redis_server.url, f'hogwild-3{place[0]}', host_cache_dir=str(tmp_path / host)) for host in ('a', 'b')
+    ]
     with stores[0], stores[1]:
         own = torch.nn.Parameter(torch.zeros(8))
         for _ in range(2):
             StoreOptimizer(torch.optim.SGD([own], lr=0.1), stores[0], 'main', sync='hogwild')
-        with pytest.raises(ConfigError, match=r"'hogwild'\) works on one host, and model 'main' is in the memory of"):
+        monkeypatch.setattr(socket, 'gethostname', lambda: hostname)
+        with pytest.raises(ConfigError, match=rf"'hogwild'\) works on one host, and model 'main' is in {place}"):
             StoreOptimizer(torch.optim.SGD([own], lr=0.1), stores[1], 'main', sync='hogwild')

@@ -22,6 +22,7 @@ from ding_store.middleware.run_recorder import RETURN_TAG, RunRecorder  # noqa: 
 from ding_store.run.history import history_of  # noqa: E402
 from ding_store.run.members import Member  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
+from ding_store.run.several_learners import num_partitions_of  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
 
@@ -81,6 +82,15 @@ def test_recorder_writes_each_return_once(recorder, store, writer):
     evaluator.report(store)
     recorder.close()
     assert scalars(writer.logdir)[RETURN_TAG] == [(0, 9.5), (320, 12.0)]
+
+
+def test_recorder_of_workers_fixes_no_partitions(store, writer):
+    config = StoreConfig(num_learners=2)
+    recorder = RunRecorder(RunSession(config, store=store), has_experience=False)
+    recorder.record()
+    recorder.close()
+    assert num_partitions_of(store) is None
+    assert read_history(writer.logdir)
 
 
 def test_recorder_tells_where_the_history_is(recorder, store, writer):

@@ -1,5 +1,6 @@
 """Values of a run's names that another program put: passed over or refused by name, never a traceback of ours."""
 
+import sys
 import time
 from types import SimpleNamespace
 
@@ -27,10 +28,12 @@ from ding_store.run.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  
 from ding_store.run.lease import FIELDS  # noqa: E402
 from ding_store.run.members import STREAM_OPTIONS  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
+from ding_store.run.several_learners import decide_num_workers, num_workers_of  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import EntryId  # noqa: E402
 
 CONFIG = StoreConfig(enable=True, heartbeat_s=0.05, wait_warn_s=0.2, peer_timeout_s=2.0)
+SCRIPT = {'script': 'x', 'config': None}
 HEADERS = [{}, {'note': 'of mine'}, 'wrong']
 WRONG = [None, 'x', -1, 1.5, [], {}, ['a', 'b']]
 
@@ -79,11 +82,19 @@ def test_foreign_end_is_a_failed_end_with_a_reason(store, foreign):
         assert store.stream_info('experience').last, 'what a failed run holds is kept'
 
 
-def _join(store):
+def _join(store, role='collector', **options):
     session = SimpleNamespace(store=store.another())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr('ding_store.launch.join.RunSession', lambda config: session)
-        join(CONFIG, Environment(), 'collector', None, None, wait=True)
+        join(CONFIG, Environment(), role, None, SimpleNamespace(identity=SCRIPT), wait=True, **options)
+
+
+def test_owner_joins_a_run_whose_launcher_of_workers_was_killed(store, monkeypatch):
+    decide_num_workers(store, 2)
+    monkeypatch.setattr('ding_store.launch.join.write_environment', lambda _: sys.exit('it may join'))
+    with pytest.raises(SystemExit, match='it may join'):
+        _join(store, 'learner', is_owner=True)
+    assert num_workers_of(store) == 0
 
 
 @pytest.mark.parametrize('name', ['launch/0', 'role/learner', 'part/learner'])
@@ -92,9 +103,9 @@ def test_foreign_claim_is_passed_over_by_name(store, name, foreign, caplog):
         store.put(name, header, {})
         caplog.clear()
         assert claim.starting(store) is None
-        claim.check_script(store, 0, {'script': 'x', 'config': None})
+        claim.check_script(store, 0, SCRIPT)
         take = {
-            'launch/0': lambda: claim.claim_run(store, 0, 0.1, {'script': 'x', 'config': None}),
+            'launch/0': lambda: claim.claim_run(store, 0, 0.1, SCRIPT),
             'role/learner': lambda: claim.claim_role(store, 'learner', 0.1),
             'part/learner': lambda: claim.claim_part(store, 'learner', 0.1, 'are the learner', ''),
         }

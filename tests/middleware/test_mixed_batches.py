@@ -90,6 +90,16 @@ def test_learners_draw_different_demonstrations(demonstrations, monkeypatch, kin
     assert len(set(seen)) == 40, 'each demonstration once per epoch of both'
 
 
+def test_worker_that_joined_draws_a_part_in_another_order(demonstrations, monkeypatch):
+    monkeypatch.setattr(own_rank, '_worker', [])
+    drawn = []
+    for rank in (0, 100):
+        own_rank.set_own_worker(types.SimpleNamespace(rank=rank, num=2))
+        fetch = data_fetcher(CFG, [(replay(), 0.75), (demonstrations, 0.25)], collate='batch')
+        drawn.append(fetched(fetch).obs[12:, 0].tolist())
+    assert drawn[0] != drawn[1]
+
+
 def test_mixed_batch_of_two_replays_equals_a_stock_one():
     """In shapes and types, to those that DI-engine makes of two of its buffers."""
     stock = fetched(data_fetcher(CFG, [(replay(kind=DequeBuffer), 0.5), (replay(kind=DequeBuffer), 0.5)]))

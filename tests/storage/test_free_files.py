@@ -13,7 +13,7 @@ from processes import child
 from test_objects import tmpfs, unmount
 
 from ding_store import private_files
-from ding_store.errors import ObjectGone
+from ding_store.errors import NotEnoughSpace, ObjectGone
 from ding_store.storage import open_store
 from ding_store.storage.objects import free_files
 
@@ -137,6 +137,40 @@ def test_reader_that_opens_a_file_too_late_does_not_read_it(monkeypatch):
                 objects.get(old)
         assert objects.info().counts['reused'] == 1
         assert is_right(objects.get(new[0]).arrays['x'], 2)
+
+
+def test_eviction_that_opens_a_file_too_late_does_not_spill_it(monkeypatch, tmp_path):
+    """It had chosen an object. Then the object was deleted, and another one uses the file."""
+    with open_store('memory://') as store:
+        objects = store.objects(max_bytes=10 * MB, spill_dir=str(tmp_path / 'disk'), eviction='fifo')
+        old, *others = (objects.put(arrays(MB, number)) for number in range(9))
+        new, opener = [], private_files.opener
+
+        def late(path, flags=os.O_RDONLY):
+            if path.endswith(old) and not new:
+                new.append('')
+                objects.delete(old)
+                new[0] = objects.put(arrays(MB, 77))
+                return opener(path.replace(old, new[0]), flags)
+            return opener(path, flags)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(private_files, 'opener', late)
+            objects.put(arrays(2 * MB))
+        info = objects.info()
+        assert info.counts['reused'] == 1
+        assert info.counts['spilled_objects'] == info.spilled.num_objects
+        assert [objects.get(ref).arrays['x'][0] for ref in (*others, new[0])] == [*range(1, 9), 77]
+
+
+def test_object_that_is_too_large_leaves_the_free_files(opened, tmp_path):
+    with opened() as store:
+        objects = store.objects(max_bytes=20 * MB)
+        objects.delete(objects.put(arrays(MB)))
+        with pytest.raises(NotEnoughSpace, match='Raise max_bytes'):
+            objects.put(arrays(21 * MB))
+        assert len(list(tmp_path.rglob('free-[0-9]*'))) == 1
+        assert objects.info().counts['put'] == 1
 
 
 def test_pinned_or_mapped_file_is_removed(opened):

@@ -126,6 +126,30 @@ def test_get_many_waits_for_several_objects_at_once(redis_server, tmp_path):
             other.objects().get_many([f'{refs[0][:8]}{number:032x}' for number in range(8)], WAIT_S)
 
 
+def test_get_many_ends_when_one_object_is_gone(redis_server, tmp_path):
+    dead = '0123abcd'  # a host that never answers
+    with two_hosts(redis_server, tmp_path) as (here, there), here.open() as store, there.open() as other:
+        gone = store.objects().put(arrays(KB))[:8] + f'{0:032x}'
+        with thread_of(lambda: other.objects().get_many([dead * 5, gone], 10 * WAIT_S)) as (_, found):
+            pass
+        assert isinstance(found[0], ObjectGone)
+
+
+def test_interrupted_get_many_ends(redis_server, tmp_path):
+    dead = '0123abcd'  # a host that never answers
+    with open_store(redis_server.url, next(_RUNS), host_cache_dir=str(tmp_path)) as store:
+        objects = store.objects()
+
+        def interrupt():
+            eventually(lambda: any(map(is_claimed, map(str, tmp_path.rglob(f'fetch-{dead}-*')))), 'it asks')
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        began = threading.active_count()
+        with thread_of(interrupt), pytest.raises(KeyboardInterrupt):
+            objects.get_many([f'{dead * 4}0000000{number}' for number in range(2)], 10 * WAIT_S)
+        assert threading.active_count() <= began + 1
+
+
 def test_child_forked_during_a_download_holds_no_object(redis_server, tmp_path):
     with two_hosts(redis_server, tmp_path) as (here, there), here.open() as store, there.open() as other:
         ref = store.objects().put(arrays(3 * MB))

@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 from contextlib import contextmanager, suppress
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
 from ding_store import private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
@@ -44,6 +44,8 @@ _NEW_DIRECTORY = 'new'
 _PATIENCE_S = 10.0
 #: Number of times that other processes may take the room that was made for an object.
 _MIN_TRIES = 10
+
+_Result = TypeVar('_Result')
 
 
 class Usage(NamedTuple):
@@ -175,14 +177,8 @@ class HostObjects:
             - FileNotFoundError: The copy was deleted meanwhile.
             - NotEnoughSpace: There is no room, and nothing that may be evicted.
         """
-        try:
-            with self._made(ref, num_bytes, is_copy) as new:
-                new.write(buffers, num_bytes)
-        except NotEnoughSpace:
-            if not self._drop_free_files():
-                raise
-            with self._made(ref, num_bytes, is_copy) as new:
-                new.write(buffers, num_bytes)
+        with self._made(ref, num_bytes, is_copy) as new:
+            self._with_space(lambda: new.write(buffers, num_bytes))
 
     @contextmanager
     def download(self, ref: str, num_bytes: int) -> Iterator[memoryview]:
@@ -194,13 +190,7 @@ class HostObjects:
             - NotEnoughSpace: See ``write``.
         """
         with self._made(ref, num_bytes, is_copy=True) as new:
-            try:
-                memory = new.memory(num_bytes)
-            except NotEnoughSpace:
-                if not self._drop_free_files():
-                    raise
-                memory = new.memory(num_bytes)
-            yield memory
+            yield self._with_space(lambda: new.memory(num_bytes))
             new.finish(num_bytes)
 
     @contextmanager
@@ -250,12 +240,13 @@ class HostObjects:
         while True:
             with self.state.locked():
                 if self.state[tier.word] + needed <= tier.max_bytes or tier is self._spill:
-                    self.state.add(count, 1)
                     used = self._used_again(ref, num_bytes) if tier is self._memory else None
                     if used is not None:
+                        self.state.add(count, 1)
                         return used
                     path = tier.new_path(ref, needed)
-                    held = object_file.create(path)
+                    held = self._created(path)
+                    self.state.add(count, 1)
                     fcntl.flock(held.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # It is new: no other process has it.
                     self.state.add(tier.word, needed)
                     if tier is self._memory:
@@ -270,6 +261,15 @@ class HostObjects:
                 )
             self._make_room(needed)
             num_tries += 1
+
+    def _created(self, path: str) -> OwnerLock:
+        """Create a file. If there is no inode for it, remove the free files first. The caller holds the lock."""
+        try:
+            return object_file.create(path)
+        except NotEnoughSpace:
+            if not self._free_files.shrink(0):
+                raise
+            return object_file.create(path)
 
     def _used_again(self, ref: str, num_bytes: int) -> Optional[Tuple[ObjectFile, str, int]]:
         """Make the file of an object of a free one, see ``_reserved``. The caller holds the lock."""
@@ -288,9 +288,17 @@ class HostObjects:
         self.state.add('reused', 1)
         return ObjectFile(held, taken), path, taken
 
-    def _drop_free_files(self) -> int:
-        with self.state.locked():
-            return self._free_files.shrink(0)
+    def _with_space(self, work: Callable[[], _Result]) -> _Result:
+        """Call ``work``. If the file system is full, remove the free files, and call it once more."""
+        try:
+            return work()
+        except OSError as e:
+            if e.errno not in FULL:
+                raise
+            with self.state.locked():
+                if not self._free_files.shrink(0):
+                    raise
+            return work()
 
     def _discard(self, tier: _Tier, temporary: str, num_bytes: int) -> None:
         """Remove a file that did not become an object."""
@@ -472,6 +480,8 @@ class HostObjects:
         if held is None:
             return False
         try:
+            if not _is_at(tier.path(found.name), os.fstat(held.descriptor)):
+                return False  # It was deleted after it was opened, and its file may be that of another object.
             if tier.word == MEMORY and self._spill is not None and self._is_spilled(self._spill, held, found, moved):
                 with self.state.locked():
                     return self._removed(tier, found.name, held)

@@ -7,7 +7,8 @@ import os
 import threading
 import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from types import TracebackType
 from typing import (
     Any,
@@ -176,39 +177,51 @@ class Objects:
         return [found[ref] if ref in found else self._get(ref, deadline) for ref in wanted]
 
     def _get_beside(self, lines: List[List[str]], deadline: float) -> Dict[str, StoredObject]:
-        """Return the objects of several lines, with one thread for each. If one fails, the others end early."""
+        """
+        Return the objects of several lines, with one thread for each. If one fails, or this thread is interrupted, the
+        others end within about a second.
+        """
         found: Dict[str, StoredObject] = {}
-        has_failed = threading.Event()
+        errors: List[BaseException] = []
+        stopped = threading.Event()
+        availability = self._store.client.availability
+        is_nonblocking = availability.is_nonblocking  # of this thread, and so of those that work for it
 
         def get(line: List[str]) -> None:
             try:
-                for ref in line:
-                    if not has_failed.is_set():
-                        found[ref] = self._get(ref, deadline)
-            except BaseException:
-                has_failed.set()
-                raise
+                with availability.nonblocking() if is_nonblocking else nullcontext():
+                    for ref in line:
+                        if not stopped.is_set():
+                            found[ref] = self._get(ref, deadline, stopped)
+            except BaseException as e:  # noqa: BLE001 - the caller raises the first one
+                errors.append(e)
+                stopped.set()
 
         with ThreadPoolExecutor(min(len(lines), _MAX_THREADS), 'ding-store-get') as threads:
-            for running in [threads.submit(get, line) for line in lines]:
-                running.result()
+            try:
+                wait([threads.submit(get, line) for line in lines])
+            except BaseException:
+                stopped.set()
+                raise
+        if errors:
+            raise errors[0]
         return found
 
-    def _get(self, ref: str, deadline: float) -> StoredObject:
+    def _get(self, ref: str, deadline: float, stopped: Optional[threading.Event] = None) -> StoredObject:
         while True:
             view = self._enter().view(ref)
             if view is not None:
                 return _decoded(view)
-            self._fetch(ref, deadline)
+            self._fetch(ref, deadline, stopped)
 
-    def _fetch(self, ref: str, deadline: float) -> None:
+    def _fetch(self, ref: str, deadline: float, stopped: Optional[threading.Event] = None) -> None:
         """Bring an object here that is not on this host. Raise ObjectGone if it is nowhere."""
         why = self._local.why_gone(ref)
         if ref.startswith(self._host):
             if self._local.has(ref):
                 return  # It was spilled while ``view`` looked for it.
             raise gone(ref, why)
-        self._transfers.fetch(ref, deadline)
+        self._transfers.fetch(ref, deadline, stopped)
 
     def pin(self, ref: str, timeout_s: float = 30.0) -> Pin:
         """

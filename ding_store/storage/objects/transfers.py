@@ -117,10 +117,12 @@ class Transfers:
 
     # The asking side
 
-    def fetch(self, ref: str, deadline: float) -> None:
+    def fetch(self, ref: str, deadline: float, stopped: Optional[threading.Event] = None) -> None:
         """
         Overview:
             Bring an object of another host here.
+        Arguments:
+            - stopped (:obj:`Optional[threading.Event]`): Once it is set, the wait ends as if its time was over.
         Raises:
             - ObjectGone: That host has it no more.
             - StoreTimeout: No process of that host answers.
@@ -134,9 +136,9 @@ class Transfers:
                 if self._local.has(ref):
                     return
                 if held is not None:
-                    self._download(ref, lane, deadline, held.touch)
+                    self._download(ref, lane, deadline, stopped, held.touch)
                     return
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or _is_set(stopped):
                 raise StoreTimeout(
                     f'object {ref} did not come in time: another process of this host downloads from the same host. '
                     'Raise timeout_s.'
@@ -146,7 +148,9 @@ class Transfers:
         """Ask the host that stored an object to delete it. This does not wait for it."""
         self._send(ref[:HOST_DIGITS], DELETE, ref)
 
-    def _download(self, ref: str, lane: int, deadline: float, moved: Callable[[], None]) -> None:
+    def _download(
+        self, ref: str, lane: int, deadline: float, stopped: Optional[threading.Event], moved: Callable[[], None]
+    ) -> None:
         other, number = line_of(ref)[0], uuid.uuid4().hex[:16]
         name = _answer_name(self._host, other, lane)
         client, known, asked_at = self._store.client, 0, 0.0
@@ -160,7 +164,7 @@ class Transfers:
                     self._send(other, FETCH, ref, number, lane)
                     asked_at = time.monotonic()
                 left_s = deadline - time.monotonic()
-                if left_s <= 0:
+                if left_s <= 0 or _is_set(stopped):
                     raise StoreTimeout(
                         f'object {ref} did not come in time: no process of the host that stored it answers. Keep one '
                         'there that has called store.objects(), see its log for a failed request, or raise timeout_s.'
@@ -277,6 +281,10 @@ class Transfers:
             if time.monotonic() > until:
                 self._store.client.enter().delete(name)
                 del self._uploads[name]
+
+
+def _is_set(stopped: Optional[threading.Event]) -> bool:
+    return stopped is not None and stopped.is_set()
 
 
 def check_ref(ref: object) -> str:

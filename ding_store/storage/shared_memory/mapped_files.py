@@ -293,6 +293,9 @@ def _mapped(descriptor: int, num_bytes: int, access: int, flags: int) -> int:
     found: int = _C.mmap(address, num_bytes, access, shared, descriptor, 0)
     if found == _NO_ADDRESS:
         code = ctypes.get_errno()
+        # Too many mappings: the reservation is still there. After other errors, another thread may use its addresses.
+        if address is not None and code == errno.ENOMEM:
+            _C.munmap(address, length)
         raise OSError(code, f'{num_bytes} bytes cannot be mapped: {os.strerror(code)}')
     return found
 
