@@ -174,9 +174,9 @@ class RunSession:
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
+            atexit.register(self.close)
             for call in ON_JOIN:
                 call(self)
-            atexit.register(self.close)
         return self.member
 
     def _claim(self, role: str, node_id: int, first_node: int) -> List[Lease]:
@@ -319,7 +319,8 @@ class RunSession:
     @functools.cached_property
     def num_partitions(self) -> int:
         """The number of partitions of the run's experience. Look at it after ``join``, which clears an earlier run."""
-        num = decide_num_partitions(self.store, self.config)
+        is_first = self.member is not None and self.member.role == 'learner' and self.config.rank == 0
+        num = decide_num_partitions(self.store, self.config, upholds=is_first)
         self.upheld.append(PARTITIONS)
         return num
 
