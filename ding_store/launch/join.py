@@ -48,7 +48,6 @@ from ding_store.run.several_learners import (
     has_num_learners,
     num_learners_of,
     num_workers_of,
-    wait_for_partitions,
 )
 from ding_store.run.torchrun import torchrun_worker
 from ding_store.run.waiting import SLICE_S
@@ -118,7 +117,7 @@ def join(
         assert rank is not None
         worker_rank.start(rank, num, has_joined=True)
         return exit_code(script.run())
-    ON_JOIN.append(wait_for_partitions)
+    ON_JOIN.append(RunSession.wait_for_partitions)
     if rank is not None:
         from ding_store.middleware import learner_ranks
 

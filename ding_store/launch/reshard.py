@@ -130,7 +130,7 @@ class _Reshard:
         with _opened(replay_of(self._root, 0, found)) as table:
             note = table.committed or {}
         of_tables = found * len(offsets_in(note))
-        if decided in (None, of_tables):
+        if decided is None or decided == of_tables:
             return of_tables
         streams = [stream_of(partition, decided) for partition in range(decided)]
         if not any(map(self._store.stream_info, streams)):

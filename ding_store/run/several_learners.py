@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, Mapping, Optional
+from typing import Any, Mapping, Optional
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, VersionConflict
 from ding_store.run.recording import STREAM
 from ding_store.storage.store import Store
-
-if TYPE_CHECKING:
-    from ding_store.run.session import RunSession
 
 #: The value that says how many learners a run has. A run with one learner has none.
 LEARNERS = 'learners'
@@ -83,22 +80,12 @@ def _decide(store: Store, header: Mapping[str, Any], expected_version: int) -> N
         store.decide(PARTITIONS, dict(header), expected_version)
 
 
-def wait_for_partitions(session: RunSession) -> None:
-    """
-    Wait until the learner has fixed the number of partitions, unless this process has the setting. Processes that join
-    before the learner call this, because their config may lack the setting.
-    """
-    config = session.config
-    if session.member is None or session.member.role == 'learner' or (config.learners and config.learners.partitions):
-        return
-
-    def is_fixed(timeout_s: float) -> Optional[bool]:
-        if num_partitions_of(session.store) is not None or session.store.stream_info(STREAM) is not None:
-            return True
-        session.store.wait_for_version(PARTITIONS, 1, timeout_s)
-        return None
-
-    session.wait_for('the learner to fix the number of partitions', is_fixed, 'learner')
+def has_partitions(store: Store, timeout_s: float) -> Optional[bool]:
+    """Return True once the learner has fixed the number of partitions, or reads the stream of a run with one."""
+    if num_partitions_of(store) is not None or store.stream_info(STREAM) is not None:
+        return True
+    store.wait_for_version(PARTITIONS, 1, timeout_s)
+    return None
 
 
 def first_joining_rank(store: Store) -> int:
@@ -125,7 +112,8 @@ def check_num_learners(store: Store, num: int) -> None:
     raise ConfigError(
         f'run {store.run!r} has the experience of {found} learner{"s" * (found > 1)}, and this command has '
         f'learner={num}. Use learner={found} to continue it, another --run for a new start, or distribute its '
-        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}'
+        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}. If store.learners.partitions '
+        'is set, add it as --partitions.'
     )
 
 

@@ -15,7 +15,6 @@ from ding_store.run.several_learners import (
     decide_num_partitions,
     num_learners_of,
     num_partitions_of,
-    wait_for_partitions,
 )
 from ding_store.storage import open_store
 from ding_store.storage.testing import eventually
@@ -86,7 +85,7 @@ def session_of(store):
 
 @pytest.mark.parametrize(('fix', 'expected'), [(lambda s: decide_num_partitions(s, SIX), 6), (None, 1)])
 def test_process_that_joins_before_the_learner_waits_for_it(store, session_of, monkeypatch, fix, expected):
-    monkeypatch.setattr(session_module, 'ON_JOIN', [wait_for_partitions])
+    monkeypatch.setattr(session_module, 'ON_JOIN', [RunSession.wait_for_partitions])
     collector = session_of(StoreConfig())
     begin_to_read = lambda s: s.register('experience', 'learner')  # noqa: E731 - as the learner of one partition
     collector.while_waiting.append(lambda: (fix or begin_to_read)(store))
