@@ -27,7 +27,7 @@ from ding_store.run.ending import end_of
 from ding_store.run.format import check_format
 from ding_store.run.health import Health
 from ding_store.run.scale import target_of
-from ding_store.run.session import RunSession
+from ding_store.run.session import ON_JOIN, RunSession
 from ding_store.run.several_learners import num_learners_of
 from ding_store.run.waiting import SLICE_S
 
@@ -68,6 +68,7 @@ class Agent(Job):
                         self.say('left the run')
                         return 0
                     self._prepare_environment()  # the number of learners is known now
+                ON_JOIN.append(RunSession.wait_for_partitions)  # in the collectors, which inherit it
                 self.nursery = Nursery()
                 return self._serve(health)
             finally:

@@ -120,6 +120,7 @@ def join(
         assert rank is not None
         worker_rank.start(rank, num, has_joined=True)
         return exit_code(script.run())
+    ON_JOIN.append(RunSession.wait_for_partitions)
     if rank is not None:
         from ding_store.middleware import learner_ranks
 

@@ -30,8 +30,11 @@ from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID, OTHERS, offsets_in
 from ding_store.middleware.feed import LEARNER_READER
 from ding_store.middleware.partitions import (
+    READY,
     RESHARD,
+    Layout,
     episode_of,
+    layouts_of_plan,
     num_learners_in,
     own_partitions,
     progress_name_of,
@@ -56,7 +59,6 @@ from ding_store.storage.store import Store
 
 #: Elements that are moved at a time.
 _BLOCK = 256
-_READY = 'ready'
 #: Time that an append to a stream may take.
 _APPEND_S = 60.0
 
@@ -87,25 +89,10 @@ def reshard(
     with RunSession(config).store as store:
         lease = claim_run(store, FIRST_IDS['learner'], silence_s(config.heartbeat_s), {}, config.launched)
         try:
-            return _Reshard(store, root, directory.run, _Layout(num, partitions)).run()
+            return _Reshard(store, root, directory.run, Layout(num, partitions)).run()
         finally:
             if lease is not None:
                 lease.release()
-
-
-class _Layout(NamedTuple):
-    """The numbers of learners and partitions of a run."""
-
-    learners: int
-    partitions: int
-
-    def __str__(self) -> str:
-        text = f'{self.learners} learner{"s" * (self.learners > 1)}'
-        return text if self.partitions == self.learners else f'{text} with {self.partitions} partitions'
-
-    def options(self) -> str:
-        more = '' if self.partitions == self.learners else f' --partitions {self.partitions}'
-        return f'--learners {self.learners}{more}'
 
 
 class _Counts(NamedTuple):
@@ -118,18 +105,19 @@ class _Counts(NamedTuple):
 
 
 class _Reshard:
-    def __init__(self, store: Store, root: str, run: str, new: _Layout) -> None:
+    def __init__(self, store: Store, root: str, run: str, new: Layout) -> None:
         self._store, self._root, self._run, self._num, self._new = store, root, run, new.learners, new
         self._work, self._old = f'{root}{RESHARD}', f'{root}{RESHARD}-old'
 
     def run(self) -> int:
-        if not os.path.exists(self._in_work(_READY)):
+        if not os.path.exists(self._in_work(READY)):
             found = num_learners_in(self._root)
             if found is None:
                 raise ConfigError(f'there is no replay in {self._root!r}. Name another directory with --replay.')
             self._remove_rests()
-            old = _Layout(found, self._partitions_of(found))
+            old = Layout(found, self._partitions_of(found))
             if old == self._new:
+                self._decide_partitions()  # a start that failed may have left another number
                 print_to(sys.stdout, f'{self._root} is distributed over {old} already\n')
                 return 0
             self._prepare(old)
@@ -137,12 +125,28 @@ class _Reshard:
         return 0
 
     def _partitions_of(self, found: int) -> int:
-        """Return how many partitions the run has had. The tables say it if the server does not."""
+        """Return how many partitions the run has had. The tables say it, because a start that failed may decide."""
         decided = num_partitions_of(self._store)
-        if decided is not None:
-            return decided
         with _opened(replay_of(self._root, 0, found)) as table:
-            return found * len(offsets_in(table.committed or {}))
+            note = table.committed or {}
+        of_tables = found * len(offsets_in(note))
+        if decided is None or decided == of_tables:
+            return of_tables
+        streams = [stream_of(partition, decided) for partition in range(decided)]
+        if not any(map(self._store.stream_info, streams)):
+            return of_tables
+        if 'marks' not in note:  # nothing was committed with the rows
+            return decided
+        raise ConfigError(
+            f'run {self._store.run!r} has experience in {decided} partitions, and the replay in {self._root!r} is of '
+            f'{of_tables}. Name the run of this replay with --run, or another directory with --replay.'
+        )
+
+    def _decide_partitions(self) -> None:
+        number = self._new.partitions
+        self._store.delete(PARTITIONS)
+        if number > 1:
+            self._store.decide(PARTITIONS, {'num': number}, 0)
 
     def _in_work(self, *names: str) -> str:
         return os.path.join(self._work, *names)
@@ -154,7 +158,7 @@ class _Reshard:
 
     # Before anything is changed
 
-    def _prepare(self, layout: _Layout) -> None:
+    def _prepare(self, layout: Layout) -> None:
         found = layout.learners
         private_files.directory(self._work)
         with contextlib.ExitStack() as stack:
@@ -179,7 +183,7 @@ class _Reshard:
             json.dump(plan, file)
             file.flush()
             os.fsync(file.fileno())
-        os.rename(self._in_work('plan'), self._in_work(_READY))
+        os.rename(self._in_work('plan'), self._in_work(READY))
         sync_directory(self._work)
 
     def _notes(
@@ -202,7 +206,7 @@ class _Reshard:
             states = {stream_of(other, self._new.partitions): {**note, 'rows': 0} for other in others}
             yield {**note, OTHERS: states} if states else note
 
-    def _save_entries(self, notes: Sequence[Dict[str, Any]], layout: _Layout, places: _Places) -> Any:
+    def _save_entries(self, notes: Sequence[Dict[str, Any]], layout: Layout, places: _Places) -> Any:
         """Copy the unread entries of all partitions into files. Return the counts, and the number of entries."""
         totals, num_entries = [], 0
         offsets: Dict[int, Dict[str, Any]] = {}
@@ -234,10 +238,9 @@ class _Reshard:
     # Afterwards
 
     def _replace(self) -> None:
-        with open(self._in_work(_READY)) as file:
+        with open(self._in_work(READY)) as file:
             plan = json.load(file)
-        learners = plan['found'], plan['num']
-        found, planned = map(_Layout, learners, plan.get('partitions', learners))
+        found, planned = layouts_of_plan(plan)
         if planned != self._new:
             raise ConfigError(
                 f'{self._root!r} is being distributed over {planned}, by a command that was interrupted. '
@@ -249,15 +252,15 @@ class _Reshard:
                 os.rename(self._root, self._old)
             os.rename(self._in_work('replay'), self._root)
             sync_directory(os.path.dirname(self._root))
-        os.unlink(self._in_work(_READY))
+        os.unlink(self._in_work(READY))
         self._remove_rests()
         print_to(
             sys.stdout,
             f'{self._root}: {plan["rows"]} rows and {plan["entries"]} unread entries of {found} are now of {planned}. '
-            f'Go on with --roles learner={planned.learners}\n',
+            f'Go on with --roles learner={planned.learners} and store.learners.partitions={planned.partitions}\n',
         )
 
-    def _replace_streams(self, found: _Layout, plan: Dict[str, Any]) -> None:
+    def _replace_streams(self, found: Layout, plan: Dict[str, Any]) -> None:
         store, num = self._store, self._new.partitions
         if num_learners_of(store) not in (found.learners, self._num):
             raise ConfigError(
@@ -284,16 +287,14 @@ class _Reshard:
                 )
         store.delete(LEARNERS)
         decide_num_learners(store, self._num, started=self._num)
-        store.delete(PARTITIONS)
-        if num > 1:
-            store.decide(PARTITIONS, {'num': num}, 0)
+        self._decide_partitions()
         store.flush()
 
 
 class _Places:
     """Chooses a table for each row. Rows of one episode stay together, and others go where the fewest rows are."""
 
-    def __init__(self, layout: _Layout) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._counts = [0] * layout.learners
         self._num_entries = [0] * layout.partitions

@@ -65,7 +65,7 @@ class ConsumerOffset:
         self._reader: Optional[Reader] = None
         self._has_warned = False
 
-    def keep_in(self, replay: Replay, path: str, run: Optional[str]) -> None:
+    def keep_in(self, replay: Replay, path: str, run: Optional[str], num_learners: int = 1) -> None:
         """
         Overview:
             Keep the replay's rows in a table with a path, and continue at the offset that was committed there.
@@ -73,6 +73,9 @@ class ConsumerOffset:
             - path (:obj:`str`): The table's directory, unless the buffer has one.
             - run (:obj:`Optional[str]`): The name of this run in the checkpoint directory. Rows of another run are
               deleted. None: there are no checkpoints, so rows survive but the offset does not, like the model.
+            - num_learners (:obj:`int`): Number of the run's learners.
+        Raises:
+            - ConfigError: The rows are those of another number of partitions.
         """
         buffer_ = replay.buffer
         if not isinstance(buffer_, StoreBuffer):
@@ -95,15 +98,18 @@ class ConsumerOffset:
             logging.info(f'ding_store: deleting {buffer_.count()} rows of the previous run')
             buffer_.clear()
         elif 'marks' in (buffer_.committed or {}):
-            self._restore_all(buffer_.committed or {}, path)
+            self._restore_all(buffer_.committed or {}, path, num_learners)
 
-    def _restore_all(self, note: Dict[str, Any], path: str) -> None:
+    def _restore_all(self, note: Dict[str, Any], path: str, num_learners: int) -> None:
         found = offsets_in(note)
-        if len(found) != 1 + len(self.others):
+        num = 1 + len(self.others)
+        if len(found) != num:
+            before, now = len(found) * num_learners, num * num_learners
+            anew = f'ding-store reshard CHECKPOINT --run RUN --learners {num_learners} --partitions'
             raise ConfigError(
-                f'the replay in {path!r} has the rows of {len(found)} partitions, and its learner reads '
-                f'{1 + len(self.others)} now. Set store.learners.partitions to {len(found)} for each learner, or '
-                'distribute it anew: ding-store reshard CHECKPOINT --learners N --partitions P'
+                f'the replay in {path!r} has the rows of {len(found)} partitions, and its learner reads {num} now. To '
+                f'go on with {before} in all, set store.learners.partitions to {before} and run {anew} {before}. For '
+                f'{now}, run {anew} {now}.'
             )
         for each, state in zip(self.all(), found):
             each.restore(state)

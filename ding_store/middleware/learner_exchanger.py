@@ -109,7 +109,7 @@ class LearnerExchanger(Exchanger):
             growth = plan.replay.growth
             if growth is not None:
                 growth.fit(path)
-            self.consumer_offset.keep_in(plan.replay, path, run)
+            self.consumer_offset.keep_in(plan.replay, path, run, self._session.config.num_learners)
             if growth is not None:
                 growth.begin()
         if checkpoints is None:

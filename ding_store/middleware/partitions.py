@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections import OrderedDict
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import treetensor.torch as ttorch
 
@@ -19,6 +20,8 @@ from ding_store.middleware.exchanger import STREAM
 _MAX_EPISODES = 4096
 #: Suffix of the directory in which ``ding-store reshard`` works, beside the replay.
 RESHARD = '.reshard'
+#: File in it that says that all new tables are there. It has the plan.
+READY = 'ready'
 
 
 def stream_of(partition: int, num: int) -> str:
@@ -40,6 +43,35 @@ def own_partitions(rank: int, num_learners: int, num: int) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
+class Layout(NamedTuple):
+    """The numbers of learners and partitions of a run."""
+
+    learners: int
+    partitions: int
+
+    def __str__(self) -> str:
+        text = f'{self.learners} learner{"s" * (self.learners > 1)}'
+        return text if self.partitions == self.learners else f'{text} with {self.partitions} partitions'
+
+    def options(self) -> str:
+        """Return the options of ``ding-store reshard`` that distribute a run like this."""
+        more = '' if self.partitions == self.learners else f' --partitions {self.partitions}'
+        return f'--learners {self.learners}{more}'
+
+
+def layout_of(config: StoreConfig) -> Layout:
+    """Return the layout that the settings of a process ask for."""
+    asked = None if config.learners is None else config.learners.partitions
+    return Layout(config.num_learners, asked or config.num_learners)
+
+
+def layouts_of_plan(plan: Mapping[str, Any]) -> Tuple[Layout, Layout]:
+    """Return the old and the new layout in the plan of ``ding-store reshard``, the content of its file ``ready``."""
+    learners = plan['found'], plan['num']
+    old, new = map(Layout, learners, plan.get('partitions', learners))
+    return old, new
+
+
 def check_replay_path(path: str, config: StoreConfig) -> None:
     """
     Overview:
@@ -50,18 +82,20 @@ def check_replay_path(path: str, config: StoreConfig) -> None:
         - ConfigError: It is of another number.
     """
     root = path if config.num_learners == 1 else os.path.dirname(path)
-    anew = f'ding-store reshard {os.path.dirname(root)} --run {config.run} --learners'
-    if os.path.exists(f'{root}{RESHARD}/ready'):
+    anew = f'ding-store reshard {os.path.dirname(root)} --run {config.run}'
+    if os.path.exists(f'{root}{RESHARD}/{READY}'):
+        with open(f'{root}{RESHARD}/{READY}') as file:
+            _, planned = layouts_of_plan(json.load(file))
         raise ConfigError(
             f'the replay in {root!r} is being distributed anew, by a command that was interrupted. Run it again: '
-            f'{anew} {config.num_learners}'
+            f'{anew} {planned.options()}'
         )
     found = num_learners_in(root)
     if found not in (None, config.num_learners):
         raise ConfigError(
             f'the replay in {root!r} is of {found} learner{"s" * (found != 1)}, and this run has '
             f'{config.num_learners}. Use --roles learner={found}, name another directory with --checkpoint, or '
-            f'distribute it anew: {anew} {config.num_learners}'
+            f'distribute it anew: {anew} {layout_of(config).options()}'
         )
 
 

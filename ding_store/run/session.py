@@ -39,7 +39,7 @@ from ding_store.run.members import (
     parent_process,
 )
 from ding_store.run.pace import LOOK_EVERY_S, Pace
-from ding_store.run.several_learners import PARTITIONS, decide_num_partitions, replay_of
+from ding_store.run.several_learners import PARTITIONS, decide_num_partitions, has_partitions, replay_of
 from ding_store.run.time_spent import TimeSpent
 from ding_store.run.waiting import SLICE_S, PeerWatch, best_effort
 from ding_store.storage import open_store
@@ -174,9 +174,9 @@ class RunSession:
             self._renew_leases()  # From now on, it is not starting: a wait for this member may find that it has died.
             die_with_parent()
             self.watch()
+            atexit.register(self.close)
             for call in ON_JOIN:
                 call(self)
-            atexit.register(self.close)
         return self.member
 
     def _claim(self, role: str, node_id: int, first_node: int) -> List[Lease]:
@@ -319,9 +319,20 @@ class RunSession:
     @functools.cached_property
     def num_partitions(self) -> int:
         """The number of partitions of the run's experience. Look at it after ``join``, which clears an earlier run."""
-        num = decide_num_partitions(self.store, self.config)
+        is_first = self.member is not None and self.member.role == 'learner' and self.config.rank == 0
+        num = decide_num_partitions(self.store, self.config, upholds=is_first)
         self.upheld.append(PARTITIONS)
         return num
+
+    def wait_for_partitions(self) -> None:
+        """
+        Wait until the learner has fixed the number of partitions, unless this process has the setting. Processes that
+        join a run call this: their config may lack the setting, and the learner may start later.
+        """
+        has_setting = self.config.learners is not None and self.config.learners.partitions is not None
+        if self.member is not None and self.member.role != 'learner' and not has_setting:
+            fixed = functools.partial(has_partitions, self.store)
+            self.wait_for('the learner to fix the number of partitions', fixed, 'learner')
 
     @property
     def replay_path(self) -> Optional[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import Any, Optional
+from typing import Any, Mapping, Optional
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, VersionConflict
+from ding_store.run.recording import STREAM
 from ding_store.storage.store import Store
 
 #: The value that says how many learners a run has. A run with one learner has none.
@@ -42,30 +44,48 @@ def num_partitions_of(store: Store) -> Optional[int]:
     return number if type(number) is int and number > 0 else None
 
 
-def decide_num_partitions(store: Store, config: StoreConfig) -> int:
+def decide_num_partitions(store: Store, config: StoreConfig, upholds: bool = False) -> int:
     """
     Overview:
         Fix the number of partitions, and return it. Only a run with one learner and one partition needs no value.
+    Arguments:
+        - upholds (:obj:`bool`): Decide the number again if another process has decided it. This process upholds it.
     Raises:
         - ConfigError: The run has another number by now.
     """
     asked = None if config.learners is None else config.learners.partitions
+    wanted = asked or config.num_learners
+    value = store.get(PARTITIONS)
+    if value is not None and upholds:
+        _decide(store, value.header, value.version)
+    elif value is None and wanted > 1 and store.stream_info(STREAM) is None:
+        _decide(store, {'num': wanted}, 0)
     found = num_partitions_of(store)
-    if found is None and (asked or config.num_learners) > 1:
-        try:
-            store.decide(PARTITIONS, {'num': asked or config.num_learners}, 0)
-        except VersionConflict:  # another process was earlier
-            pass
-        found = num_partitions_of(store)
-    found = found or config.num_learners
+    if found is None:
+        found = 1
     if asked not in (None, found) or found % config.num_learners:
+        is_possible = found % config.num_learners == 0
+        way = f'Set partitions to {found} in all processes, or d' if is_possible else 'D'
         raise ConfigError(
-            f'run {store.run!r} has its experience in {found} partitions, and this process has '
+            f'run {store.run!r} has its experience in {found} partition{"s" * (found > 1)}, and this process has '
             f'{config.num_learners} learner{"s" * (config.num_learners > 1)} with store.learners.partitions '
-            f'({asked!r}). Set partitions to {found} in all processes, or distribute the experience anew: ding-store '
-            f'reshard CHECKPOINT --run {store.run} --learners {config.num_learners} --partitions {asked or found}'
+            f'({asked!r}). {way}istribute the experience anew: ding-store reshard CHECKPOINT '
+            f'--run {store.run} --learners {config.num_learners} --partitions {wanted}'
         )
     return found
+
+
+def _decide(store: Store, header: Mapping[str, Any], expected_version: int) -> None:
+    with contextlib.suppress(VersionConflict):  # another process was earlier
+        store.decide(PARTITIONS, dict(header), expected_version)
+
+
+def has_partitions(store: Store, timeout_s: float) -> Optional[bool]:
+    """Return True once the learner has fixed the number of partitions, or reads the stream of a run with one."""
+    if num_partitions_of(store) is not None or store.stream_info(STREAM) is not None:
+        return True
+    store.wait_for_version(PARTITIONS, 1, timeout_s)
+    return None
 
 
 def first_joining_rank(store: Store) -> int:
@@ -87,12 +107,13 @@ def check_num_learners(store: Store, num: int) -> None:
         - ConfigError: Its experience is distributed over another number of partitions.
     """
     found = num_learners_of(store)
-    if found == num or (found == 1 and store.stream_info('experience') is None):
+    if found == num or (found == 1 and store.stream_info(STREAM) is None):
         return
     raise ConfigError(
         f'run {store.run!r} has the experience of {found} learner{"s" * (found > 1)}, and this command has '
         f'learner={num}. Use learner={found} to continue it, another --run for a new start, or distribute its '
-        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}'
+        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}. If store.learners.partitions '
+        'is set, add it as --partitions.'
     )
 
 

@@ -26,6 +26,7 @@ from ding_store.middleware.partitions import (  # noqa: E402
     stream_of,
 )
 from ding_store.run.several_learners import (  # noqa: E402
+    PARTITIONS,
     decide_num_learners,
     decide_num_partitions,
     num_learners_of,
@@ -130,7 +131,7 @@ class StoppedRun:
 def test_reshard_moves_all_rows_and_unread_entries(tmp_path, redis_server, capsys, found, num):
     stopped = StoppedRun(redis_server.url, f'reshard-{found}-{num}', tmp_path, found)
     assert stopped.reshard(num) == 0
-    assert f'are now of {num}' in capsys.readouterr().out
+    assert f'Go on with --roles learner={num} and store.learners.partitions={num}' in capsys.readouterr().out
     stopped.check(num)
     assert stopped.reshard(num) == 0
     assert f'is distributed over {num} learner{"s" * (num > 1)} already' in capsys.readouterr().out
@@ -149,6 +150,35 @@ def test_reshard_changes_the_number_of_partitions(tmp_path, redis_server, capsys
     assert f'with {partitions} partitions already' in capsys.readouterr().out
     assert stopped.reshard(2, '--partitions', '3') == 2
     assert 'must be a multiple of --learners 2' in capsys.readouterr().err
+
+
+def test_new_partitions_are_refused_until_reshard(tmp_path, redis_server):
+    """The run has one partition, whose unread entries nothing would read."""
+    stopped = StoppedRun(redis_server.url, 'reshard-first', tmp_path, 1)
+    with open_store(stopped.url, stopped.run) as store:
+        with pytest.raises(ConfigError, match=r'in 1 partition, .* partitions to 1 .* --learners 1 --partitions 4'):
+            decide_num_partitions(store, layout(1, 4))
+    stopped.check(1)
+    assert stopped.reshard(1, '--partitions', '4') == 0
+    stopped.check(1, 4)
+
+
+@pytest.mark.parametrize('new', [1, 4])
+def test_reshard_after_a_failed_start_trusts_the_tables(tmp_path, redis_server, capsys, new):
+    stopped = StoppedRun(redis_server.url, f'reshard-failed-{new}', tmp_path, 1)
+    with open_store(stopped.url, stopped.run) as store:
+        store.decide(PARTITIONS, {'num': 4}, 0)
+    assert stopped.reshard(1, '--partitions', str(new)) == 0
+    stopped.check(1, new)
+
+
+def test_reshard_of_the_replay_of_another_run_is_refused(tmp_path, redis_server, capsys):
+    stopped = StoppedRun(redis_server.url, 'reshard-other', tmp_path, 1)
+    with open_store(stopped.url, stopped.run) as store:
+        store.decide(PARTITIONS, {'num': 2}, 0)
+        store.append(stream_of(0, 2), {}, {})
+    assert stopped.reshard(1) == 2
+    assert 'has experience in 2 partitions, and the replay' in capsys.readouterr().err
 
 
 def test_reshard_over_the_rests_of_a_killed_one_succeeds(tmp_path, redis_server):
@@ -223,7 +253,8 @@ def test_reshard_of_another_number_is_refused_meanwhile(tmp_path, redis_server, 
     (work / 'ready').write_text(json.dumps(dict(found=2, num=1)))
     assert stopped.reshard(3) == 2
     assert 'Complete that first: --learners 1' in capsys.readouterr().err
-    with pytest.raises(ConfigError, match='was interrupted. Run it again'):
+    (work / 'ready').write_text(json.dumps(dict(found=2, num=1, partitions=[2, 3])))
+    with pytest.raises(ConfigError, match='was interrupted. Run it again: .* --learners 1 --partitions 3'):
         check_replay_path(stopped.path(0, 2), StoreConfig(num_learners=2))
 
 

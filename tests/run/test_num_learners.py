@@ -2,10 +2,22 @@
 
 import pytest
 
+from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError
+from ding_store.run import session as session_module
+from ding_store.run.members import STREAM_OPTIONS
 from ding_store.run.recording import check_one_partition
-from ding_store.run.several_learners import LEARNERS, check_num_learners, decide_num_learners, num_learners_of
+from ding_store.run.session import RunSession
+from ding_store.run.several_learners import (
+    LEARNERS,
+    check_num_learners,
+    decide_num_learners,
+    decide_num_partitions,
+    num_learners_of,
+    num_partitions_of,
+)
 from ding_store.storage import open_store
+from ding_store.storage.testing import eventually
 
 
 def test_run_with_one_learner_puts_no_value():
@@ -46,3 +58,46 @@ def test_value_of_another_program_is_no_number_of_learners():
 def test_run_with_several_learners_cannot_be_recorded():
     with pytest.raises(ConfigError, match='2 learners cannot be recorded yet'):
         check_one_partition(2, 2)
+
+
+SIX = StoreConfig(learners=LearnersConfig(partitions=6), heartbeat_s=0.05)
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='r', stream_options=STREAM_OPTIONS) as store:
+        yield store
+
+
+@pytest.fixture
+def session_of(store):
+    """``session_of(config)``: a session of a process that has not joined the run yet."""
+    sessions = []
+
+    def make(config):
+        sessions.append(RunSession(config, store=store.another(stream_options=STREAM_OPTIONS)))
+        return sessions[-1]
+
+    yield make
+    for session in sessions:
+        session.close()
+
+
+@pytest.mark.parametrize(('fix', 'expected'), [(lambda s: decide_num_partitions(s, SIX), 6), (None, 1)])
+def test_process_that_joins_before_the_learner_waits_for_it(store, session_of, monkeypatch, fix, expected):
+    monkeypatch.setattr(session_module, 'ON_JOIN', [RunSession.wait_for_partitions])
+    collector = session_of(StoreConfig())
+    begin_to_read = lambda s: s.register('experience', 'learner')  # noqa: E731 - as the learner of one partition
+    collector.while_waiting.append(lambda: (fix or begin_to_read)(store))
+    collector.join('collector', 1)
+    assert collector.num_partitions == expected
+
+
+def test_learner_upholds_the_partitions_that_another_decided(store, session_of):
+    with store.another() as collector:
+        decide_num_partitions(collector, SIX)
+    learner = session_of(SIX)
+    learner.join('learner', 0)
+    assert learner.num_partitions == 6
+    store.lose_memory()
+    eventually(lambda: num_partitions_of(store) == 6, 'the learner decides it again')
