@@ -112,8 +112,8 @@ def check_num_learners(store: Store, num: int) -> None:
     raise ConfigError(
         f'run {store.run!r} has the experience of {found} learner{"s" * (found > 1)}, and this command has '
         f'learner={num}. Use learner={found} to continue it, another --run for a new start, or distribute its '
-        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}. If store.learners.partitions '
-        'is set, add it as --partitions.'
+        f'experience anew: ding-store reshard CHECKPOINT --run {store.run} --learners {num}. If '
+        'store.learners.partitions is set, add it as --partitions.'
     )
 
 

@@ -157,7 +157,7 @@ def test_replay_of_other_partitions_is_refused(store, tmp_path, serial_task):
     rank.send()
     rank.close()
     learner = Learner(store, StoreBuffer(500))
-    error = r'rows of 3 partitions, and its learner reads 1 now.* to 6 and run .*--partitions 6\. For 2, .*--partitions 2'
+    error = r'rows of 3 partitions, and its learner reads 1 now.* to 6 and run .*--partitions 6\. For 2, .*ions 2'
     with pytest.raises(ConfigError, match=error):
         learner.consumer_offset.keep_in(learner.plan.replay, replay_of(str(tmp_path), 0, 2), 'r', 2)
     learner.plan.replay.buffer.close()
