@@ -93,7 +93,8 @@ class Sentinels:
         return self.server_url
 
     def _epoch_of(self, host: str) -> int:
-        return int(words(self.ask(host, 'MASTER', self.url.primary))['config-epoch'])
+        # A program that plays a sentinel may have no epochs. It is then followed as it is.
+        return int(words(self.ask(host, 'MASTER', self.url.primary)).get('config-epoch', 0))
 
     def find_replicas(self, again: bool) -> List[str]:
         """Return the URLs of the replicas that the sentinel which replied last sees connected to the primary."""
