@@ -44,9 +44,9 @@ def runs_in(root: str) -> List[Path]:
 def _row_of(directory: Path) -> Tuple[str, str, str, str]:
     server = running(str(directory))
     end = end_in(directory / 'logs')
-    state = 'ended' if server is None else 'ending' if server.is_finished else 'running'
-    if end is not None:  # a look at the run may have started its server again
-        state = plain(end[0].partition(':')[0])
+    # Without a running server alone: processes without a launcher may have begun the run again.
+    over = 'ended' if end is None else plain(end[0].partition(':')[0])
+    state = over if server is None else 'ending' if server.is_finished else 'running'
     logs, pointer = directory / 'logs', directory / 'logs' / POINTER
     history = pointer.read_text(errors='replace').strip() if pointer.exists() else '-'
     return directory.name, state, str(logs) if logs.is_dir() else '-', history

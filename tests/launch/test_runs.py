@@ -82,6 +82,9 @@ def test_look_at_a_run_that_has_failed_says_why(logs, capsys):
         assert 'The command that started it starts it again' in error
     assert cli.main(['ls']) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[:2] == ['pong', 'failed']
+    with open_store(f'embedded://{logs.parents[1]}', run='pong'):  # begun again, by processes without a launcher
+        assert cli.main(['ls']) == 0
+        assert capsys.readouterr().out.splitlines()[1].split()[:2] == ['pong', 'running']
 
 
 def test_ls_of_a_redis_server_is_refused(capsys):
