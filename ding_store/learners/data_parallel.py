@@ -26,10 +26,8 @@ logger = logging.getLogger(__name__)
 END_S = 20.0
 #: Timeout of the operations. It is never reached: the checks in ``_wait`` come first.
 _NEVER = timedelta(days=7)
-#: Pauses between two looks at an operation that is under way: the first, and the longest.
-_FIRST_PAUSE_S, _PAUSE_S = 20e-6, 2e-3
 #: How often a waiting learner looks at the run, and at what the others report.
-_LOOK_S = 0.5
+_LOOK = timedelta(seconds=0.5)
 
 
 class LearnerLost(StoreError):
@@ -147,14 +145,12 @@ class LearnerGroup:
             self._wait_for(work)
 
     def _wait_for(self, work: Any) -> None:
-        pause, look_at = _FIRST_PAUSE_S, time.monotonic() + _LOOK_S
         while not work.is_completed():
-            time.sleep(pause)
-            pause = min(1.5 * pause, _PAUSE_S)
-            if time.monotonic() >= look_at:
-                if self._watch is not None:
-                    self._watch.look()
-                look_at = time.monotonic() + _LOOK_S
+            # An operation that takes longer, or that failed: the last call tells which.
+            with contextlib.suppress(RuntimeError):
+                work.wait(_LOOK)
+            if self._watch is not None and not work.is_completed():
+                self._watch.look()
         if self._watch is not None:
             self._watch.rest()
         try:

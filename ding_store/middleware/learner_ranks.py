@@ -101,8 +101,8 @@ def own_part_of(cfg: Any, num: int) -> Any:
 class LearnerRank:
     """
     Overview:
-        One learner of several. Before each update, all ranks agree in one message: can all train, does one want to end?
-        So every rank makes the same updates, and the same iteration is the last one of all.
+        One learner of several. Before each round of updates, all ranks agree in one message: can all train, does one
+        want to end? So every rank makes the same updates, and the same iteration is the last one of all.
     Attributes:
         - env_step, env_episode (:obj:`int`): What this rank has read so far. The exchanger sets them.
         - is_over (:obj:`bool`): True once the ranks have agreed on the end. No rank sends a message after that.
@@ -121,10 +121,11 @@ class LearnerRank:
         average_before_clipping(self._gradients)
         self._policies: List[Any] = []
         self._is_agreed = self._has_begun = False
-        self._num_rounds = 0
+        self._num_rounds = self._num_ahead = 0  # agreements, and updates after the next one that are agreed on
+        self._checked_at = -1  # the last checksum, counted in periods of check_every updates
         self._session: Optional[RunSession] = None
         self._weights: List[torch.Tensor] = []  # importance weights of the batch that is trained on next
-        self._smallest_share = self._beta = 0.0
+        self._smallest_share = self._beta = self._least_share = 0.0
         self._shared: Optional[SharedUpdates] = None  # None: gradients are averaged in step (sync 'ddp')
 
     @property
@@ -238,15 +239,19 @@ class LearnerRank:
         random.seed(random.getrandbits(31) + shift)
         np.random.seed((int(np.random.randint(2**31)) + shift) % 2**32)
 
-    def agree(self, ctx: OnlineRLContext, can_train: bool, num_rows: int = 0) -> int:
+    def agree(self, ctx: OnlineRLContext, can_train: bool, num_rows: int = 0, num_updates: int = 1) -> int:
         """
         Overview:
-            Agree with all ranks on the next update. ``ctx.env_step`` becomes the largest of all ranks.
+            Agree with all ranks on the next update, or on several: the calls for the others then send no message.
+            ``ctx.env_step`` becomes the largest of all ranks.
         Arguments:
             - can_train (:obj:`bool`): This rank has data for the update.
             - num_rows (:obj:`int`): Rows of its data, if their number differs between ranks.
+            - num_updates (:obj:`int`): Updates for which this rank has data, if it has data for the next one.
         Returns:
             - num_rows (:obj:`int`): Rows that every rank has, at least 1. 0: no rank trains now.
+        Raises:
+            - StoreError: The ranks are no longer in step, or this one has no data for an update that was agreed on.
         """
         if self.is_over:
             return 0
@@ -256,24 +261,43 @@ class LearnerRank:
         assert self._session is not None
         if self._shared is not None:
             return self._go_on_alone(can_train, num_rows)
+        if self._num_ahead:
+            return self._keep_to_agreement(can_train)
         self._num_rounds += 1
         is_ending = bool(task.finish or self._session.finished)
-        counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1]
+        counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1, num_updates]
         mine = [*map(float, counts), float(self._digest()), self._smallest_share, float(self.saved_iter)]
-        rounds, can, ending, steps, episodes, rows, digests, shares, saved = self.group.gather(mine).T
+        rounds, can, ending, steps, episodes, rows, updates, digests, shares, saved = self.group.gather(mine).T
         self._check_equal(rounds, digests)
         if int(saved.max()) > self.saved_iter:
             self.saved_iter = int(saved.max())
             if self.states is not None:
                 self.states.write()
-        self._weigh_over_ranks(shares)
+        self._least_share = float(shares.min())
+        self._weigh_over_ranks()
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))
         if ending.any():
             self._end()
             return 0
         self._is_agreed = bool(can.all())
-        return int(rows.min()) if self._is_agreed else 0
+        if not self._is_agreed:
+            return 0
+        self._num_ahead = int(updates.min()) - 1
+        return int(rows.min())
+
+    def _keep_to_agreement(self, can_train: bool) -> int:
+        """Begin an update that all ranks have agreed on before."""
+        if not can_train:
+            raise StoreError(
+                f'rank {self.rank} of {self.num} has no batch for an update that all learners have agreed on: rows were '
+                'removed from its replay, or got a priority of 0, between two updates of one round. Remove rows before '
+                'or after OffPolicyLearner, and give the sampler an epsilon above 0.'
+            )
+        self._num_ahead -= 1
+        self._weigh_over_ranks()
+        self._is_agreed = True
+        return 1
 
     def _go_on_alone(self, can_train: bool, num_rows: int) -> int:
         """Return the rows to train on now, without the other ranks. 0: none, or the run ends."""
@@ -290,21 +314,21 @@ class LearnerRank:
     def weigh(self, weights: List[torch.Tensor], smallest_share: float, beta: float) -> None:
         """
         Overview:
-            Give the importance weights of a batch, relative to the largest weight of this rank's replay. The next
-            agreement makes them relative to the largest of all ranks.
+            Give the importance weights of a batch, relative to the largest weight of this rank's replay. ``agree``
+            makes them relative to the largest of all ranks, as it was at the first update that was agreed on.
         Arguments:
             - smallest_share (:obj:`float`): The smallest probability of a row in this rank's replay.
             - beta (:obj:`float`): The exponent of the weights.
         """
         self._weights, self._smallest_share, self._beta = weights, smallest_share, beta
 
-    def _weigh_over_ranks(self, shares: np.ndarray) -> None:
+    def _weigh_over_ranks(self) -> None:
         """
         Scale the weights. Each rank draws equally many rows, so a row is drawn with its share of its own rank's masses.
         Its weight is ``(smallest share of all / its share) ** beta``.
         """
-        if shares.all():
-            factor = (float(shares.min()) / self._smallest_share) ** self._beta
+        if self._least_share and self._smallest_share:
+            factor = (self._least_share / self._smallest_share) ** self._beta
             for each in self._weights:
                 each.mul_(factor)
         self._weights, self._smallest_share = [], 0.0
@@ -351,11 +375,13 @@ class LearnerRank:
                 )
 
     def _digest(self) -> int:
-        """Return a checksum of all parameters, once in ``check_every`` updates, and 0 otherwise."""
+        """Return a checksum of all parameters, once in ``check_every`` updates or more, and 0 otherwise."""
         assert self._session is not None
         settings = self._session.config.learners or LearnersConfig()
-        if self.num_updates % settings.check_every:
+        period = self.num_updates // settings.check_every
+        if period == self._checked_at:
             return 0
+        self._checked_at = period
         checksum = 0
         for each in self._gradients.parameters:
             flat = each.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -408,6 +408,7 @@ class OffPolicyLearner:
                     'train its own. Use --roles learner=1.'
                 )
         collate = 'list' if reward_model is not None else collate
+        self._buffer = buffer_
         self._updates_priorities = has_priorities(buffer_)
         self._has_trained = False
         self._recorder: Optional[LoopRecorder] = None
@@ -426,11 +427,13 @@ class OffPolicyLearner:
             - train_output (:obj:`List`): One training output per update.
         """
         train_output_queue = []
-        for _ in range(self.cfg.policy.learn.update_per_collect):
+        num_updates = self.cfg.policy.learn.update_per_collect
+        for number in range(num_updates):
             with self._time_spent.measure('sample'):
                 finish_fetching = self._fetcher(ctx)
             has_data = ctx.train_data is not None
-            if self._rank is not None and not self._rank.agree(ctx, can_train=has_data):
+            ahead = num_updates - number if self._keeps_rows() else 1
+            if self._rank is not None and not self._rank.agree(ctx, can_train=has_data, num_updates=ahead):
                 ctx.train_data = None
                 if has_data and self._updates_priorities:
                     finish_fetching()
@@ -452,3 +455,7 @@ class OffPolicyLearner:
             self._has_trained = True
             leave_out_of_collections()
         ctx.train_output = train_output_queue
+
+    def _keeps_rows(self) -> bool:
+        """Return True if a buffer that has a batch now still has one after the updates of this round."""
+        return isinstance(self._buffer, StoreBuffer) and not self._buffer._middleware

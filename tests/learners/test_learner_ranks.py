@@ -11,9 +11,11 @@ pytest.importorskip('ding')
 
 from algorithms import B, batch, dqn, parameters, ppo  # noqa: E402
 from ding.framework import task  # noqa: E402
+from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 from ranks import in_ranks, session  # noqa: E402
 
+from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, StoreError  # noqa: E402
 from ding_store.learners.data_parallel import LearnerLost  # noqa: E402
@@ -48,6 +50,53 @@ def skip_without_data(rank):
 
 def test_ranks_train_only_when_all_have_data():
     assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31)] * 2
+
+
+def learner_with_replay(num_updates):
+    policy, buffer_ = dqn(), StoreBuffer(100)
+    cfg = EasyDict(type(policy).default_config())
+    cfg.learn.update(batch_size=B, update_per_collect=num_updates)
+    return OffPolicyLearner(EasyDict(seed=0, policy=cfg), policy.learn_mode, buffer_), buffer_
+
+
+def fill(buffer_):
+    buffer_.extend_elements(batch('dqn', 0))
+
+
+def rounds_of_updates(rank):
+    (learner, buffer_), ctx, sent = learner_with_replay(3), OnlineRLContext(), []
+    gather = rank.group.gather
+    rank.group.gather = lambda numbers: sent.append(numbers) or gather(numbers)
+    trained = []
+    for number in range(3):
+        if number == rank.rank:
+            fill(buffer_)
+        learner(ctx)
+        trained.append(ctx.train_iter)
+    return trained, len(sent)
+
+
+def test_ranks_agree_once_per_round_of_updates():
+    assert in_ranks(2, rounds_of_updates) == [([0, 3, 6], 3)] * 2
+
+
+def remove_rows_in_a_round(rank):
+    (learner, buffer_), ctx = learner_with_replay(2), OnlineRLContext()
+    fill(buffer_)
+    sample = buffer_.sample_batch
+
+    def sample_then_clear(*args, **kwargs):
+        found = sample(*args, **kwargs)
+        buffer_.clear()
+        return found
+
+    buffer_.sample_batch = sample_then_clear
+    return raised(StoreError, lambda: learner(ctx))
+
+
+def test_a_replay_that_loses_its_rows_in_a_round_is_named():
+    for number, text in enumerate(in_ranks(2, remove_rows_in_a_round)):
+        assert f'rank {number} of 2 has no batch for an update that all learners have agreed on' in text
 
 
 def end_together(rank):
