@@ -290,8 +290,8 @@ class LearnerRank:
         """Begin an update that all ranks have agreed on before."""
         if not can_train:
             raise StoreError(
-                f'rank {self.rank} of {self.num} has no batch for an update that all learners have agreed on: rows were '
-                'removed from its replay, or got a priority of 0, between two updates of one round. Remove rows before '
+                f'rank {self.rank} of {self.num} has no batch for an update that all learners have agreed on: rows of '
+                'its replay were removed, or got a priority of 0, between two updates of one round. Remove rows before '
                 'or after OffPolicyLearner, and give the sampler an epsilon above 0.'
             )
         self._num_ahead -= 1
