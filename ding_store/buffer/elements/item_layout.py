@@ -103,7 +103,7 @@ class ItemLayout:
             np.cumsum(-(-sizes // _ALIGNMENT) * _ALIGNMENT, out=ends[1:])
             memory = self._warm.take(int(ends[-1]))
             copy_items(view, starts, sizes, memory, ends)
-            made[name] = Ragged(lengths, _views(memory, ends, sizes, lengths, dtype, shape))
+            made[name] = Ragged(lengths, _views(memory, ends, lengths, dtype, shape))
             starts = starts + sizes
         return made
 
@@ -172,15 +172,12 @@ def _cut_rows(padded: Array, lengths: Array) -> Callable[[], List[Array]]:
 
 
 def _views(
-    memory: Array, ends: Array, sizes: Array, lengths: Array, dtype: np.dtype, shape: Tuple[int, ...]
+    memory: Array, starts: Array, lengths: Array, dtype: np.dtype, shape: Tuple[int, ...]
 ) -> Callable[[], List[Array]]:
-    def rows() -> List[Array]:
-        return [
-            memory[start : start + size].view(dtype).reshape(length, *shape)
-            for start, size, length in zip(ends.tolist(), sizes.tolist(), lengths.tolist())
-        ]
-
-    return rows
+    # A third of the time of a slice, a view and a reshape.
+    return lambda: [
+        np.ndarray((length, *shape), dtype, memory, start) for start, length in zip(starts.tolist(), lengths.tolist())
+    ]
 
 
 def _copied(array: Array) -> List[Array]:
