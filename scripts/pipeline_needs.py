@@ -20,7 +20,6 @@ import argparse
 import datetime
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -32,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / 'scripts')]
 
 import profile_loop  # noqa: E402
-from pages import table, write_page  # noqa: E402
+from pages import commit_name, machine_name, table, write_page  # noqa: E402
 
 from benchmarks.machine import QUIET_CORES, busy_cores  # noqa: E402
 from benchmarks.output import say  # noqa: E402
@@ -216,21 +215,6 @@ def as_json(directory: Path) -> Dict[str, Any]:
             found.update(cores_at_published_rates=each.cores_at(JOBS[job]), windows=len(each.windows))
             figures.setdefault(job, {})[side] = found
     return figures
-
-
-def commit_name() -> str:
-    """Return the commit of the checkout, with a note if files differ from it."""
-    answers = [
-        subprocess.run(['git', '-C', str(ROOT), *words], capture_output=True, text=True).stdout.strip()
-        for words in (['rev-parse', '--short=8', 'HEAD'], ['status', '--porcelain', '--untracked-files=no'])
-    ]
-    return f'`{answers[0] or "unknown"}`{" and changes" if answers[1] else ""}'
-
-
-def machine_name() -> str:
-    lines = Path('/proc/cpuinfo').read_text().splitlines()
-    names = [line.partition(':')[2].strip() for line in lines if line.startswith('model name')]
-    return f'{os.cpu_count()} cores of {names[0] if names else "an unknown processor"}'
 
 
 def measure(job: str, side: str, turn: int, given: argparse.Namespace, directory: Path) -> None:
