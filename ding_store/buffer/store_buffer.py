@@ -158,6 +158,11 @@ class StoreBuffer(Buffer):
         """The leaves of an element. None before the first element, and if elements are Python objects."""
         return self._elements.schema
 
+    @property
+    def ragged(self) -> Union[str, Collection[str]]:
+        """The leaves whose first dimension varies, or 'all'."""
+        return self._elements.ragged
+
     @apply_middleware('push')
     def push(self, data: Any, meta: Optional[Dict[Any, Any]] = None) -> BufferedData:
         """

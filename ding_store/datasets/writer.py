@@ -15,7 +15,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.columns import Schema
 from ding_store.datasets.layout import Layout
 from ding_store.datasets.segment_log import Commit, SegmentLog, create_log, line, read_log
-from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, TableLocked
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, SchemaMismatch, TableLocked
 from ding_store.free_space import format_bytes, free_space
 from ding_store.power_cuts import sync_directory
 from ding_store.storage.encoding.checksum import checksum
@@ -114,8 +114,13 @@ class DataSetWriter:
             - meta (:obj:`Optional[Mapping]`): The meta of these rows, such as ``{'policy_version': 3}``.
             - state (:obj:`Optional[dict]`): JSON-able, committed with the rows. A later writer finds it in ``state``.
         Raises:
-            - SchemaMismatch: The columns are not those of the schema.
+            - SchemaMismatch: The columns are not those of the schema, or a leaf varies in its first dimension.
         """
+        if schema.ragged:
+            raise SchemaMismatch(
+                f'leaf {next(iter(schema.ragged))!r} varies in its first dimension, which a data set cannot hold. Pad '
+                'it in the collector, or do not record.'
+            )
         num_rows = len(next(iter(columns.values())))
         schema.check(columns, num_rows, narrowed)
         if self._layout is None or not self._layout.fits(schema, narrowed) or self._is_full():

@@ -12,8 +12,11 @@ from ditk import logging
 from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns
 from ding_store.columns import NotColumnar, Schema
+from ding_store.columns.merge import VaryingLength
+from ding_store.columns.ragged import Names
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
+from ding_store.middleware.ragged_chunks import check_items, lengths_in, ragged_columns, with_items
 from ding_store.middleware.shared_frames import SHARED, FrameSharing, referenced_columns, shared_in
 from ding_store.storage.base import Entry, EntryId, Value
 from ding_store.storage.encoding.framing import corrupt_entry
@@ -38,9 +41,13 @@ class ChunkWriter:
     Arguments:
         - allow_pickle (:obj:`bool`): Pickle chunks of elements that columns cannot hold.
         - share_frames (:obj:`bool`): Whether frames may travel once.
+    Attributes:
+        - ragged (:obj:`Names`): Leaves whose first dimension varies, see ``StoreBuffer``. Chunks with such leaves
+          travel as they are: none of their leaves is narrowed, and their frames are not shared.
     """
 
     def __init__(self, store: Store, stream: str, allow_pickle: bool = False, share_frames: bool = True) -> None:
+        self.ragged: Names = ()
         self._store = store
         self._allow_pickle = allow_pickle
         self._frame_sharing = FrameSharing() if share_frames else None
@@ -78,11 +85,12 @@ class ChunkWriter:
         for name, offset in (fixups or {}).items():
             if name in columns:
                 columns[name] = columns[name] + columns[name].dtype.type(offset)
-        narrowed = self._narrow_in(columns)
+        is_ragged = bool(self._schema is not None and self._schema.ragged)
+        narrowed = [] if is_ragged else self._narrow_in(columns)
         header = {**header, 'rows': len(elements), 'schema': self._text if elements else ''}
         if narrowed:
             header[NARROWED] = narrowed
-        shared = self._frame_sharing.share(columns) if self._frame_sharing is not None else {}
+        shared = {} if self._frame_sharing is None or is_ragged else self._frame_sharing.share(columns)
         if shared:
             header[SHARED] = shared
         return self._store.append(self._stream, header, columns, timeout_s=timeout_s)
@@ -91,18 +99,34 @@ class ChunkWriter:
         """Return the elements' columns. Those that travel narrow may be lists of their parts."""
         if self._schema is not None:
             try:
-                return self._schema.encode_parts(elements, self._narrow)
+                return self._encode_known(self._schema, elements)
             except SchemaMismatch:
                 pass  # perhaps a None in place of a tensor: agree on a schema that fits both, or fail
-        self._agree(Schema.infer(elements))
+        try:
+            self._agree(Schema.infer(elements, ragged=self.ragged))
+        except SchemaMismatch as error:
+            varying = error.__cause__ or error
+            if not isinstance(varying, VaryingLength):
+                raise
+            raise SchemaMismatch(
+                f'{error}. If its first dimension varies, set policy.other.replay_buffer.ragged=[{varying.path!r}] and '
+                'make the replay by parts.replay(cfg).'
+            ) from error
         assert self._schema is not None
+        if self._schema.ragged:
+            return self._encode_known(self._schema, elements)
         found = candidates(self._schema.columns(), self._schema.encode(elements[:1]))
         narrow = set(found) - self._is_wide - self._narrow
         if narrow:
             logging.info(f'ding_store: {sorted(narrow)} hold only values k/255, and travel as bytes until one does not')
         # Narrow columns are checked with every chunk in _narrow_in, so only new ones are logged here.
         self._narrow |= narrow
-        return self._schema.encode_parts(elements, self._narrow)
+        return self._encode_known(self._schema, elements)
+
+    def _encode_known(self, schema: Schema, elements: Sequence[Any]) -> Dict[str, Any]:
+        if schema.ragged:
+            return with_items(schema, *schema.encode_ragged(elements))
+        return schema.encode_parts(elements, self._narrow)
 
     def _narrow_in(self, columns: Dict[str, Any]) -> List[str]:
         """Replace narrow columns by their bytes, and return the columns' names."""
@@ -182,7 +206,10 @@ class ChunkDecoder:
                 if not reason:
                     self._unpickled[entry.id] = unpickled(entry)
             elif not reason and entry.header['rows']:
-                self.schema(entry).check(self.columns(entry), entry.header['rows'], narrowed_in(entry))
+                schema = self.schema(entry)
+                schema.check(self.columns(entry), entry.header['rows'], narrowed_in(entry))
+                if schema.ragged:
+                    check_items(entry, schema)
         except SchemaMismatch as e:
             reason = str(e)
         except _MALFORMED as e:
@@ -197,7 +224,12 @@ class ChunkDecoder:
         return self._schemas[text]
 
     def columns(self, entry: Entry) -> Dict[str, Any]:
-        """Return the columns of a chunk, with ``FrameReferences`` for those whose frames were sent once."""
+        """
+        Return the columns of a chunk, with ``FrameReferences`` for those whose frames were sent once, and with the
+        lengths of ragged leaves.
+        """
+        if self.schema(entry).ragged:
+            return lengths_in(entry)
         if not shared_in(entry):
             return dict(entry.arrays)
         return referenced_columns(entry, self.schema(entry).columns())
@@ -212,10 +244,13 @@ class ChunkDecoder:
             return []
         if is_pickled(entry):
             return add_offsets(self._unpickled.pop(entry.id), entry)
+        schema = self.schema(entry)
+        if schema.ragged:
+            return schema.decode(ragged_columns(entry, schema))
         narrowed = narrowed_in(entry)
         copied = {*narrowed, *shared_in(entry)}
         own = {name: each if name in copied else each.copy() for name, each in self.columns(entry).items()}
-        return self.schema(entry).decode(with_wide_values(own, narrowed))
+        return schema.decode(with_wide_values(own, narrowed))
 
 
 def narrowed_in(entry: Entry) -> List[str]:

@@ -22,6 +22,7 @@ from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.partitions import Part, Partitioner, progress_name_of, stream_of
+from ding_store.middleware.ragged_chunks import ragged_names
 from ding_store.run.ending import FINISH
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
@@ -117,6 +118,8 @@ class CollectorExchanger(Exchanger):
         if progress is not None:
             ctx.env_step = self._first_step = self._sent_steps = progress['env_step']
         # Every process of the script makes the learner's replay, so a process without one has a learner without one.
+        for each in self._chunks:
+            each.ragged = ragged_names(self._session.replays)
         self._partitioner = Partitioner(num, bool(self._session.replays), self._ordinal % num)
 
     def _receive(self, ctx: OnlineRLContext) -> bool:

@@ -245,8 +245,7 @@ class LearnerExchanger(Exchanger):
             self._session.figures(began_s=time.monotonic(), **self._began(ctx))
         assert self._ingest_plan is not None
         entries = self._chunks_of(entries)
-        # An episode's rows are one element, which columns cannot express. Pickled chunks have no columns.
-        is_direct = all(entry.header['kind'] == 'trajectories' and not is_pickled(entry) for entry in entries)
+        is_direct = all(self._is_direct(entry) for entry in entries)
         push_direct = self._ingest_plan.push_direct if is_direct else None
         for i, taken in enumerate(entries):
             before = self._counted()
@@ -265,6 +264,15 @@ class LearnerExchanger(Exchanger):
         ctx.trajectories = []
         ctx.episodes = None
         return False
+
+    def _is_direct(self, entry: Entry) -> bool:
+        """
+        Return whether a chunk's columns can go into a replay. An episode's rows are one element, which columns cannot
+        express. Pickled chunks have no columns, and those of ragged leaves hold only lengths.
+        """
+        if entry.header['kind'] != 'trajectories' or is_pickled(entry):
+            return False
+        return not entry.header['rows'] or not self._decoder.schema(entry).ragged
 
     def _counted(self) -> Tuple[int, int]:
         """Return the env steps and episodes of all chunks so far. Each partition has those of the whole chunks."""

@@ -1,0 +1,73 @@
+"""Ragged leaves of chunks: their columns hold lengths, and one array holds the items of all rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Mapping, Tuple
+
+import numpy as np
+
+from ding_store.columns import Schema
+from ding_store.columns.ragged import Ragged
+from ding_store.errors import SchemaMismatch
+from ding_store.storage.base import Array, Entry
+
+#: Name of the array with the items of a ragged leaf. No column has such a name, see ``columns.nodes.child_path``.
+_ITEMS = '~items/{name}'
+
+
+def with_items(schema: Schema, columns: Mapping[str, Array], items: Mapping[str, List[Array]]) -> Dict[str, Array]:
+    """
+    Overview:
+        Return the arrays of a chunk.
+    Arguments:
+        - columns, items (:obj:`Mapping`): What ``schema.encode_ragged`` returns.
+    """
+    arrays = dict(columns)
+    for name, (dtype, shape) in schema.ragged.items():
+        rows = [np.asarray(row, dtype).reshape(-1, *shape) for row in items.get(name, ())]
+        arrays[_ITEMS.format(name=name)] = np.concatenate([np.empty((0, *shape), dtype), *rows])
+    return arrays
+
+
+def lengths_in(entry: Entry) -> Dict[str, Array]:
+    """Return the columns of a chunk, with the lengths of ragged leaves."""
+    begin = _ITEMS.format(name='')
+    return {name: array for name, array in entry.arrays.items() if not name.startswith(begin)}
+
+
+def check_items(entry: Entry, schema: Schema) -> None:
+    """Raise SchemaMismatch if the items of a chunk are not those of its rows. Its columns have been checked."""
+    for name, (dtype, shape) in schema.ragged.items():
+        items, lengths = entry.arrays.get(_ITEMS.format(name=name)), entry.arrays[name]
+        if items is None or items.dtype != dtype or items.shape[1:] != shape:
+            found = 'none' if items is None else f'{items.dtype} {items.shape}'
+            raise SchemaMismatch(f'items of leaf {name!r}: expected {dtype} {("any", *shape)}, got {found}')
+        if lengths.min(initial=0) < 0 or lengths.sum() != len(items):
+            raise SchemaMismatch(f'leaf {name!r} has {len(items)} items, and its lengths have {lengths.sum()}')
+    others = entry.arrays.keys() - schema.columns().keys() - {_ITEMS.format(name=name) for name in schema.ragged}
+    if others:
+        raise SchemaMismatch(f'array {sorted(others)[0]!r} is no column, and has no items of a ragged leaf')
+
+
+def ragged_columns(entry: Entry, schema: Schema) -> Dict[str, Any]:
+    """Return copies of the columns of a chunk, with the arrays of ragged leaves by row. It has been checked."""
+    columns: Dict[str, Any] = {name: array.copy() for name, array in lengths_in(entry).items()}
+    for name in schema.ragged:
+        items = entry.arrays[_ITEMS.format(name=name)].copy()
+        columns[name] = Ragged(columns[name], functools.partial(_rows, items, columns[name]))
+    return columns
+
+
+def _rows(items: Array, lengths: Array) -> List[Array]:
+    return np.split(items, np.cumsum(lengths)[:-1])
+
+
+def ragged_names(replays: List[Any]) -> Any:
+    """Return the names of leaves that are ragged in a pipeline's replays, or 'all'."""
+    found: List[Tuple[str, ...]] = []
+    for replay in replays:
+        if replay.ragged == 'all':
+            return 'all'
+        found.append(tuple(replay.ragged))
+    return tuple(sorted({name for names in found for name in names}))

@@ -1,0 +1,105 @@
+"""Elements with leaves of varying length travel from collectors to the learner's replay."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip('ding')
+
+from ding.data.buffer import DequeBuffer  # noqa: E402
+from learners import HEADER, Learner, step  # noqa: E402
+
+from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.datasets import DataSetWriter  # noqa: E402
+from ding_store.errors import CorruptPayload, SchemaMismatch  # noqa: E402
+from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
+from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.storage import open_store  # noqa: E402
+
+UNITS = [3, 0, 5, 1, 2, 0, 0]
+
+
+@pytest.fixture
+def store():
+    with open_store('memory://', run='r') as store:
+        yield store
+
+
+def with_units(number, length):
+    units = torch.arange(4.0 * length).reshape(length, 4) + number
+    return step(number, units=units, frame=torch.full((40, 40), (number % 5) / 255))
+
+
+def writer_of(store, ragged=('units',)):
+    writer = ChunkWriter(store, STREAM)
+    writer.ragged = ragged
+    return writer
+
+
+ELEMENTS = [with_units(number, length) for number, length in enumerate(UNITS)]
+
+
+@pytest.mark.parametrize('make', [lambda: StoreBuffer(100, ragged=('units',)), lambda: DequeBuffer(100)])
+def test_ragged_leaves_arrive_as_they_were_sent(store, make):
+    writer, buffer_ = writer_of(store), make()
+    learner = Learner(store.another(), buffer_)
+    writer.write(ELEMENTS[:5], HEADER)
+    writer.write(ELEMENTS[5:], HEADER)  # all of them empty
+    assert learner.take() == 2
+    found = [item.data for item in (buffer_ if isinstance(buffer_, StoreBuffer) else buffer_.storage)]
+    assert len(found) == len(ELEMENTS)
+    for one, other in zip(found, ELEMENTS):
+        assert sorted(one.keys()) == sorted(other.keys())
+        for name, leaf in other.items():
+            assert one[name].dtype == leaf.dtype
+            assert torch.equal(torch.as_tensor(one[name]), leaf), name
+
+
+def test_ragged_leaf_may_be_missing_in_some_elements(store):
+    writer, buffer_ = writer_of(store), StoreBuffer(100, ragged=('units',))
+    learner = Learner(store.another(), buffer_)
+    elements = [{'x': np.zeros(1, np.float32), 'units': None if i % 2 else np.ones((i, 2), np.int64)} for i in range(6)]
+    writer.write(elements[:1], HEADER)
+    writer.write(elements[1:], HEADER)
+    assert learner.take() == 2
+    found = [item.data['units'] for item in buffer_]
+    assert [None if each is None else each.shape for each in found] == [(0, 2), None, (2, 2), None, (4, 2), None]
+
+
+def test_leaf_that_varies_without_the_option_is_refused_by_name(store):
+    with pytest.raises(SchemaMismatch, match="'units'.*set policy.other.replay_buffer.ragged=.'units'."):
+        writer_of(store, ragged=()).write(ELEMENTS, HEADER)
+    writer = writer_of(store, ragged=())
+    writer.write(ELEMENTS[:1], HEADER)
+    with pytest.raises(SchemaMismatch, match='earlier writers.*set policy.other.replay_buffer.ragged'):
+        writer.write(ELEMENTS[1:2], HEADER)
+    with pytest.raises(SchemaMismatch, match="ragged \\('unit'\\) is no leaf"):
+        writer_of(store, ragged=('unit',)).write(ELEMENTS[:1], HEADER)
+
+
+@pytest.mark.parametrize(
+    ('name', 'change', 'reason'),
+    [
+        ('units', lambda lengths: lengths + 1, 'its lengths have'),
+        ('units', lambda lengths: lengths - lengths.max() + np.arange(len(lengths))[::-1], 'its lengths have'),
+        ('~items/units', lambda items: items.astype(np.float64), 'expected float32'),
+        ('~items/units', lambda items: items[:, :2], 'expected float32'),
+        ('~items/others', lambda items: np.zeros(3), 'is no column'),
+    ],
+)
+def test_chunk_with_damaged_items_is_no_chunk(store, name, change, reason):
+    writer_of(store).write(ELEMENTS, HEADER)
+    (entry,) = store.read(STREAM)
+    store.append(STREAM, entry.header, {**entry.arrays, name: change(entry.arrays.get(name))})
+    (damaged,) = store.read(STREAM, after=entry.id)
+    with pytest.raises(CorruptPayload, match=reason):
+        ChunkDecoder().check(damaged)
+
+
+def test_data_set_refuses_leaves_that_vary(store, tmp_path):
+    writer_of(store).write(ELEMENTS, HEADER)
+    (entry,) = store.read(STREAM)
+    decoder = ChunkDecoder()
+    decoder.check(entry)
+    with DataSetWriter(tmp_path / 'set') as data_set, pytest.raises(SchemaMismatch, match="'units' varies"):
+        data_set.append(decoder.columns(entry), decoder.schema(entry))
