@@ -114,7 +114,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         self._link: Optional[Link] = None
         self._more: Dict[str, Any] = {}
         if sync in SERVED:
-            self._link = link = Link(store, name, sync, parameters, self.worker, timeout_s)
+            self._link = link = Link(store, name, sync, parameters, self.worker, timeout_s, self._while_waiting)
             link.join()
         self._exchange: Union[Synchronous, Asynchronous, Averaging, Gossip, Hogwild]
         if sync == 'gradients':
@@ -170,6 +170,9 @@ class StoreOptimizer(torch.optim.Optimizer):
         if self.sync in ('gradients', 'async'):
             self._call_hooks('_optimizer_step_post_hooks')
         return loss
+
+    def _while_waiting(self) -> None:
+        """Do other work about every two seconds while a step waits for the parameter server."""
 
     def _call_hooks(self, kind: str) -> None:
         """Call the inner optimizer's hooks: parameters change, although it does not step."""

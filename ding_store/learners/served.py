@@ -23,6 +23,8 @@ class Link:
     """
     Overview:
         One worker's connection with the parameter server of a name.
+    Arguments:
+        - while_waiting (:obj:`Callable`): Called about every two seconds while this worker waits for the server.
     Attributes:
         - header (:obj:`Mapping`): Header of the newest parameters that were seen.
         - version (:obj:`int`): Version of the parameters that the model has.
@@ -30,7 +32,14 @@ class Link:
     """
 
     def __init__(
-        self, store: Store, name: str, sync: str, parameters: Sequence[torch.Tensor], worker: str, timeout_s: float
+        self,
+        store: Store,
+        name: str,
+        sync: str,
+        parameters: Sequence[torch.Tensor],
+        worker: str,
+        timeout_s: float,
+        while_waiting: Callable[[], None],
     ) -> None:
         self.header: Mapping[str, Any] = empty_header(sync)
         self.version = 0
@@ -41,6 +50,7 @@ class Link:
         self._name = name
         self._sync = sync
         self._timeout_s = timeout_s
+        self._while_waiting = while_waiting
         self._seen = 0  # version of the value that was seen last
         self._value: Optional[Value] = None  # not loaded yet: it keeps the server from using its memory again
 
@@ -99,6 +109,7 @@ class Link:
                     'Start a ParameterServer of that name on this run.'
                 )
             if not self.poll(min(left_s, _ASK_EVERY_S)):
+                self._while_waiting()
                 self.send(JOIN, {})
 
     def wait_for_update(self) -> None:

@@ -141,6 +141,7 @@ class SharedUpdates:
         made = RunOptimizer(
             self._session,
             server if self.sync in ('gradients', 'async') else None,
+            self.report,
             *(optimizer, self._store, name),
             sync=self.sync,
             timeout_s=self._session.config.peer_timeout_s,
@@ -247,9 +248,21 @@ class RunOptimizer(StoreOptimizer):
         has the state of the server's optimizer, for checkpoints.
     """
 
-    def __init__(self, session: RunSession, server: Optional[ParameterServer], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        session: RunSession,
+        server: Optional[ParameterServer],
+        report: Callable[[], None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         self._session, self._server, self._state_version = session, server, -1
+        self._report = report
         super().__init__(*args, **kwargs)
+
+    def _while_waiting(self) -> None:
+        self._session.show_health()
+        self._report()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         try:

@@ -125,7 +125,9 @@ def test_stale_gradients_are_bounded_counted_and_reported():
     assert found['updates_sent'] == 12
 
 
-@pytest.mark.parametrize(('sync', 'is_flushed'), [('gossip', False), ('async', False), ('async', True)])
+@pytest.mark.parametrize(
+    ('sync', 'is_flushed'), [('gossip', False), ('async', False), ('async', True), ('gradients', True)]
+)
 def test_late_rank_starts_after_the_server_lost_its_memory(sync, is_flushed, redis_server):
     policies, errors = [dqn(), dqn(seed=7)], []
     with sessions(2, redis_server.url if is_flushed else 'memory://', sync=sync) as opened:
