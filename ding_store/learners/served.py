@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 
 from ding_store.errors import AppendUnsettled, ConfigError, StoreClosed, StoreTimeout, StoreUnavailable
-from ding_store.learners.tensors import Residuals, Tensors, copy_into, to_arrays, to_tensors
+from ding_store.learners.tensors import Residuals, Tensors, load_arrays, to_arrays, to_tensors
 from ding_store.learners.wire import JOIN, LEAVE, UPDATE, empty_header, stream_of, value_of
 from ding_store.storage.base import Arrays, Value
 from ding_store.storage.store import Store
@@ -125,7 +125,7 @@ class Link:
         """Copy the newest parameters into the model, if they were not loaded yet."""
         value, self._value = self._value, None
         if value is not None:
-            copy_into(self.parameters, to_tensors(value.arrays, self.parameters))
+            load_arrays(self.parameters, value.arrays)
             self.version = value.header['version']
 
     def centre(self) -> Tensors:
