@@ -45,7 +45,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         store's server is unreachable, 'gradients' waits, 'hogwild' notices nothing, and the others step here:
         ``max_staleness`` steps ('async') or exchanges. Then they wait, up to the store's ``reconnect_timeout_s``.
 
-        Workers have the learning rate of the server: what a scheduler here sets is sent along with gradients.
+        Gradients carry the learning rates of their worker, and the server steps with these. So a scheduler here works.
     Arguments:
         - optimizer (:obj:`torch.optim.Optimizer`): The optimizer of the worker's model. With 'gradients' and 'async',
           only the server's optimizer has a state, and this one steps only while the store is unreachable.

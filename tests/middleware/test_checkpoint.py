@@ -27,7 +27,7 @@ from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa
 from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
-from ding_store.middleware import checkpoint, own_rank  # noqa: E402
+from ding_store.middleware import checkpoint, replay  # noqa: E402
 from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
@@ -126,7 +126,7 @@ def test_second_process_saving_to_the_directory_is_refused(tmp_path, monkeypatch
         with pytest.raises(ConfigError, match=f'process {pid}'):
             replay_buffer(RunSession(StoreConfig.from_block(block), lambda: task.finish), 64)
         with monkeypatch.context() as patched:  # Another worker of the process that saves has its own replay there.
-            patched.setattr(own_rank, '_worker', [types.SimpleNamespace(rank=1, num=2)])
+            patched.setattr(replay, 'is_first', lambda: False)
             config = replace(StoreConfig.from_block(block), rank=1, num_learners=2)
             replay_buffer(RunSession(config, lambda: task.finish), 64).close()
         assert (tmp_path / 'iteration_2.pth.tar.new').exists()
