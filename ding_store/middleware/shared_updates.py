@@ -115,6 +115,7 @@ class SharedUpdates:
         if self.rank == 0:
             self._policies = policies
             self._store.put(POLICIES, {'member': self._own_id}, given)
+            self._session.while_waiting.append(self.report)
         self._session.before_leaving.append(self._end)
         of = f'of {self.num}' if self.rank < self.num else 'has joined, and'
         logging.info(f'ding_store: rank {self.rank} {of} shares its updates (sync {self.sync!r})')
