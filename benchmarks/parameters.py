@@ -36,8 +36,8 @@ RATE = 0.5
 LIMIT_S = 120.0
 #: The same for making all ways: on a busy machine, Ray takes minutes to start.
 START_LIMIT_S = 400.0
-#: Rounds before those that are measured.
-WARM_UP = 2
+#: Rounds before those that are measured. The rings and slots of ding_store have been written once by then.
+WARM_UP = 5
 FORK = multiprocessing.get_context('fork')
 
 

@@ -21,7 +21,7 @@ import torch
 from ding_store.learners import ParameterServer, StoreOptimizer
 from ding_store.storage import open_store
 
-#: Modes and what they need: a server, options of the server, options of a worker.
+#: Mode -> whether it needs a server, and options of a worker.
 MODES: Dict[str, Any] = {
     'gradients': (True, {}),
     'async': (True, {'max_staleness': 8}),

@@ -15,7 +15,7 @@ import torch
 
 from ding_store.errors import ConfigError, PayloadLost, StoreError, StoreUnavailable, VersionConflict
 from ding_store.learners.served import LocalStep
-from ding_store.learners.tensors import Residuals, Tensors, copy_into, to_arrays, to_tensors
+from ding_store.learners.tensors import Residuals, Tensors, load_arrays, to_arrays, to_tensors
 from ding_store.storage.base import Value
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
@@ -71,7 +71,7 @@ class Gossip:
         self._sparse = _SparseGradients(store, self._name, worker, parameters, residuals, peer_timeout_s)
         peer = self._random_peer()
         if peer is not None:  # A worker that joins begins where the others are.
-            copy_into(self._parameters, to_tensors(peer.arrays, self._parameters))
+            load_arrays(self._parameters, peer.arrays)
         self._publish()
 
     def step(self, gradients: Tensors, local_step: LocalStep, more: Dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class Gossip:
                 self._sparse.close()
                 self._store.delete(self._own)
         except StoreError as e:
-            logger.info('worker %r left without a word: %s', self._own, e)
+            logger.info('%r could not be deleted, so peers may average with it for a while: %s', self._own, e)
 
 
 class _SparseGradients:

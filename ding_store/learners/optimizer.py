@@ -45,7 +45,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         store's server is unreachable, 'gradients' waits, 'hogwild' notices nothing, and the others step here:
         ``max_staleness`` steps ('async') or exchanges. Then they wait, up to the store's ``reconnect_timeout_s``.
 
-        Workers have the learning rate of the server: what a scheduler here sets is sent along with gradients.
+        Gradients carry the learning rates of their worker, and the server steps with these. So a scheduler here works.
     Arguments:
         - optimizer (:obj:`torch.optim.Optimizer`): The optimizer of the worker's model. With 'gradients' and 'async',
           only the server's optimizer has a state, and this one steps only while the store is unreachable.
@@ -114,7 +114,7 @@ class StoreOptimizer(torch.optim.Optimizer):
         self._link: Optional[Link] = None
         self._more: Dict[str, Any] = {}
         if sync in SERVED:
-            self._link = link = Link(store, name, sync, parameters, self.worker, timeout_s)
+            self._link = link = Link(store, name, sync, parameters, self.worker, timeout_s, self._while_waiting)
             link.join()
         self._exchange: Union[Synchronous, Asynchronous, Averaging, Gossip, Hogwild]
         if sync == 'gradients':
@@ -170,6 +170,9 @@ class StoreOptimizer(torch.optim.Optimizer):
         if self.sync in ('gradients', 'async'):
             self._call_hooks('_optimizer_step_post_hooks')
         return loss
+
+    def _while_waiting(self) -> None:
+        """Do other work about every two seconds while a step waits for the parameter server."""
 
     def _call_hooks(self, kind: str) -> None:
         """Call the inner optimizer's hooks: parameters change, although it does not step."""

@@ -14,7 +14,7 @@ import torch
 from ding_store.checkpoint.directory import CheckpointDir
 from ding_store.errors import ConfigError, SchemaMismatch, StoreClosed, StoreError, StoreUnavailable, VersionConflict
 from ding_store.learners.optimizer_copy import state_of
-from ding_store.learners.tensors import Tensors, check_dtype, copy_into, to_arrays, to_tensors
+from ding_store.learners.tensors import Tensors, check_dtype, load_arrays, to_arrays, to_tensors
 from ding_store.learners.wire import (
     JOIN,
     LEAVE,
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 READER = 'server'
 #: How long one wait for entries is. ``close`` waits for its end.
 _WAIT_S = 0.5
+#: Entries of one update that are added up together, to save passes over their memory.
+_MAX_HELD = 2
 #: Workers whose counts are kept after they left, newest first.
 _MAX_GONE = 1000
 
@@ -110,8 +112,8 @@ class ParameterServer:
         self._lineage = uuid.uuid4().hex
         self._parameters = _parameters_of(model, optimizer)
         self._sum = [torch.zeros(each.shape, dtype=each.dtype) for each in self._parameters]
-        self._first: List[Optional[torch.Tensor]] = [None] * len(self._sum)
         self._is_summed = [False] * len(self._sum)
+        self._held: List[Tensors] = []  # what follows in the sum, in the memory of entries that are not acked
         self._members: Set[str] = set()
         self._has_begun = False
         self._came: Dict[str, float] = {}  # workers of the open update, and when they came
@@ -345,26 +347,33 @@ class ParameterServer:
     # Updates
 
     def _add(self, tensors: Tensors) -> None:
-        """Add to the sum of the open update. The first tensors stay in the memory of their entry."""
-        for place, tensor in enumerate(tensors):
-            if tensor is None:
-                continue
-            first, total = self._first[place], self._sum[place]
-            if not self._is_summed[place]:
-                self._first[place], self._is_summed[place] = tensor, True
-            elif first is not None and first.dtype == tensor.dtype == total.dtype:
-                torch.add(first, tensor, out=total)  # This saves the copy of the first one.
-                self._first[place] = None
-            else:
-                if first is not None:
-                    total.copy_(first)
-                    self._first[place] = None
-                total.add_(tensor)
+        """Add to the sum of the open update. The last ones wait in the memory of their entries."""
+        if len(self._held) == _MAX_HELD:
+            self._fold()
+        self._held.append(tensors)
 
-    def _copy_first(self) -> None:
-        """Copy what is still in the memory of entries, before they are acked or the sum is used."""
-        copy_into(self._sum, self._first)
-        self._first = [None] * len(self._sum)
+    def _fold(self, share: float = 1.0) -> None:
+        """
+        Add what waits in the memory of entries to the sum, and multiply the sum by ``share``. One parameter after the
+        other, so that each is in the processor's caches until its sum is done.
+        """
+        if not self._held and share == 1.0:
+            return
+        held, self._held = self._held, []
+        factor = torch.tensor(share, dtype=torch.float64)
+        for place, total in enumerate(self._sum):
+            parts = [each for each in (tensors[place] for tensors in held) if each is not None]
+            if parts and not self._is_summed[place]:
+                self._is_summed[place] = True
+                first, *parts = parts
+                if parts and first.dtype == parts[0].dtype == total.dtype:
+                    torch.add(first, parts.pop(0), out=total)  # This saves the copy of the first one.
+                else:
+                    total.copy_(first)
+            for each in parts:
+                total.add_(each)
+            if share != 1.0 and self._is_summed[place]:
+                total.mul_(factor)
 
     def _s_to_deadline(self) -> float:
         """Return the seconds until an open update goes on without stragglers."""
@@ -392,14 +401,14 @@ class ParameterServer:
         if self.sync == 'gradients':
             self._step(share)
             return
-        self._scale(share)
-        copy_into(self._parameters, [each if used else None for each, used in zip(self._sum, self._is_summed)])
+        self._fold(share)
+        load_arrays(self._parameters, to_arrays(self._summed()))
         self._end_update()
 
     def _step(self, share: float) -> None:
-        self._scale(share)
-        for parameter, gradient, is_used in zip(self._parameters, self._sum, self._is_summed):
-            parameter.grad = gradient.to(parameter.device) if is_used else None
+        self._fold(share)
+        for parameter, gradient in zip(self._parameters, self._summed()):
+            parameter.grad = gradient.to(parameter.device) if gradient is not None else None
         assert self.optimizer is not None
         self.optimizer.step()
         self._end_update()
@@ -409,11 +418,9 @@ class ParameterServer:
         self.version += 1
         self._must_publish = True
 
-    def _scale(self, share: float) -> None:
-        self._copy_first()
-        summed = [each for each, is_used in zip(self._sum, self._is_summed) if is_used]
-        if share != 1.0 and summed:
-            torch._foreach_mul_(summed, share)
+    def _summed(self) -> List[Optional[torch.Tensor]]:
+        """Return the sums. None: no worker sent this parameter."""
+        return [each if is_used else None for each, is_used in zip(self._sum, self._is_summed)]
 
     def _forget_gone(self) -> None:
         gone = [worker for worker in self._handled if worker not in self._members]
@@ -455,7 +462,7 @@ class ParameterServer:
             if is_due or is_large:
                 self._save()
         elif is_large or not self._came:
-            self._copy_first()
+            self._fold()
             self._reader.ack(self._unsaved_id, wait=False)
             self._unsaved_bytes, self._unsaved_id = 0, None
 
@@ -496,7 +503,7 @@ class ParameterServer:
         path, state = found
         if state['sync'] != self.sync:
             raise ConfigError(f'sync ({self.sync!r}): {path!r} is of mode {state["sync"]!r}. Name another path.')
-        copy_into(self._parameters, to_tensors(to_arrays(state['parameters']), self._parameters))
+        load_arrays(self._parameters, to_arrays(state['parameters']))
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state['optimizer'])
         self.version, self._lineage, self._has_begun = state['version'], state['lineage'], state['has_begun']

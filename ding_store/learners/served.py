@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence
 import torch
 
 from ding_store.errors import AppendUnsettled, ConfigError, StoreClosed, StoreTimeout, StoreUnavailable
-from ding_store.learners.tensors import Residuals, Tensors, copy_into, to_arrays, to_tensors
+from ding_store.learners.tensors import Residuals, Tensors, load_arrays, to_arrays, to_tensors
 from ding_store.learners.wire import JOIN, LEAVE, UPDATE, empty_header, stream_of, value_of
 from ding_store.storage.base import Arrays, Value
 from ding_store.storage.store import Store
@@ -23,6 +23,8 @@ class Link:
     """
     Overview:
         One worker's connection with the parameter server of a name.
+    Arguments:
+        - while_waiting (:obj:`Callable`): Called about every two seconds while this worker waits for the server.
     Attributes:
         - header (:obj:`Mapping`): Header of the newest parameters that were seen.
         - version (:obj:`int`): Version of the parameters that the model has.
@@ -30,7 +32,14 @@ class Link:
     """
 
     def __init__(
-        self, store: Store, name: str, sync: str, parameters: Sequence[torch.Tensor], worker: str, timeout_s: float
+        self,
+        store: Store,
+        name: str,
+        sync: str,
+        parameters: Sequence[torch.Tensor],
+        worker: str,
+        timeout_s: float,
+        while_waiting: Callable[[], None],
     ) -> None:
         self.header: Mapping[str, Any] = empty_header(sync)
         self.version = 0
@@ -41,6 +50,7 @@ class Link:
         self._name = name
         self._sync = sync
         self._timeout_s = timeout_s
+        self._while_waiting = while_waiting
         self._seen = 0  # version of the value that was seen last
         self._value: Optional[Value] = None  # not loaded yet: it keeps the server from using its memory again
 
@@ -99,6 +109,7 @@ class Link:
                     'Start a ParameterServer of that name on this run.'
                 )
             if not self.poll(min(left_s, _ASK_EVERY_S)):
+                self._while_waiting()
                 self.send(JOIN, {})
 
     def wait_for_update(self) -> None:
@@ -114,7 +125,7 @@ class Link:
         """Copy the newest parameters into the model, if they were not loaded yet."""
         value, self._value = self._value, None
         if value is not None:
-            copy_into(self.parameters, to_tensors(value.arrays, self.parameters))
+            load_arrays(self.parameters, value.arrays)
             self.version = value.header['version']
 
     def centre(self) -> Tensors:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+import warnings
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -64,36 +65,28 @@ def to_tensors(arrays: Mapping[str, Array], like: Sequence[torch.Tensor], thresh
         - SchemaMismatch: There are other places or shapes. The error names the first one.
     """
     tensors: List[Optional[torch.Tensor]] = [None] * len(like)
-    for name, array in arrays.items():
-        digits = name.rstrip(_BITS + _SIGNS)
-        place = int(digits) if digits.isdecimal() else len(like)
-        if place >= len(like):
-            raise SchemaMismatch(f'array {name!r}: there are {len(like)} parameters. Use the same model everywhere.')
-        if name.endswith(_SIGNS):
-            tensor = _from_signs(array, like[place], threshold)
-        else:
-            tensor = _tensor_of(array)
-            tensor = tensor.view(torch.bfloat16) if name.endswith(_BITS) else tensor
-        if tensor.shape != like[place].shape:
-            raise SchemaMismatch(
-                f'parameter {place}: expected shape {tuple(like[place].shape)}, got {tuple(tensor.shape)}. '
-                'Use the same model everywhere, and the same order of parameters in its optimizers.'
-            )
-        tensors[place] = tensor
+    for place, name, array in _placed(arrays, like):
+        is_sparse = name.endswith(_SIGNS)
+        tensors[place] = _from_signs(array, like[place], threshold) if is_sparse else _dense(name, array)
     return tensors
 
 
 @torch.no_grad()
-def copy_into(targets: Sequence[torch.Tensor], sources: Tensors) -> None:
-    """Copy each tensor that is not None to its target, large ones past the caches."""
+def load_arrays(targets: Sequence[torch.Tensor], arrays: Mapping[str, Array]) -> None:
+    """
+    Overview:
+        Copy the arrays of ``to_arrays`` into the tensors at their places, large ones past the caches.
+    Raises:
+        - SchemaMismatch: See ``to_tensors``. Nothing was copied.
+    """
     pairs: List[Tuple[Array, Array]] = []
-    for target, source in zip(targets, sources):
-        if source is None:
-            continue
-        if target.device.type == 'cpu' and target.dtype == source.dtype and target.dtype != torch.bfloat16:
-            pairs.append((target.detach().numpy(), source.numpy()))
+    for place, name, array in list(_placed(arrays, targets)):
+        target = targets[place].detach()
+        own = target.numpy() if target.device.type == 'cpu' and target.dtype != torch.bfloat16 else None
+        if own is not None and own.dtype == array.dtype and name.isdecimal():
+            pairs.append((own, array))
         else:
-            target.detach().copy_(source)
+            target.copy_(_dense(name, array))
     num_bytes = sum(target.nbytes for target, _ in pairs)
     load_for(num_bytes)
     if num_bytes >= FAR_BYTES:
@@ -139,6 +132,21 @@ class Residuals:
         return arrays
 
 
+def _placed(arrays: Mapping[str, Array], like: Sequence[torch.Tensor]) -> Iterator[Tuple[int, str, Array]]:
+    """Yield place, name and array. Raise SchemaMismatch if there is no such place, or if it has another shape."""
+    for name, array in arrays.items():
+        digits = name.rstrip(_BITS + _SIGNS)
+        place = int(digits) if digits.isdecimal() else len(like)
+        if place >= len(like):
+            raise SchemaMismatch(f'array {name!r}: there are {len(like)} parameters. Use the same model everywhere.')
+        if array.shape != like[place].shape and not name.endswith(_SIGNS):
+            raise SchemaMismatch(
+                f'parameter {place}: expected shape {tuple(like[place].shape)}, got {array.shape}. '
+                'Use the same model everywhere, and the same order of parameters in its optimizers.'
+            )
+        yield place, name, array
+
+
 def _from_signs(signs: Array, like: torch.Tensor, threshold: float) -> torch.Tensor:
     coded = _tensor_of(signs).long()
     indices, is_negative = coded >> 1, (coded & 1).bool()
@@ -158,16 +166,16 @@ def _fits(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
     return -limit <= float(low) and float(high) <= limit
 
 
-class _Writable:
-    """Presents a read-only array as writable, because torch would warn of it: it has no read-only tensors."""
-
-    def __init__(self, array: Array) -> None:
-        self.owner = array
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, 'data': (interface['data'][0], False)}
+def _dense(name: str, array: Array) -> torch.Tensor:
+    tensor = _tensor_of(array)
+    return tensor.view(torch.bfloat16) if name.endswith(_BITS) else tensor
 
 
 def _tensor_of(array: Array) -> torch.Tensor:
-    if array.size == 0:
-        array = array.copy()
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+    return torch.from_numpy(array if array.size else array.copy())
+
+
+with warnings.catch_warnings():
+    # torch warns of the first read-only array in a process. Presenting each array as writable costs more than its sum.
+    warnings.simplefilter('ignore')
+    _tensor_of(np.frombuffer(b'1', np.uint8))

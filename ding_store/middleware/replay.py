@@ -26,7 +26,7 @@ from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
 from ding_store.middleware.mixed_batches import is_mixed, mixed_fetcher, parts_of
-from ding_store.middleware.own_rank import own_rank
+from ding_store.middleware.own_rank import is_first, own_rank
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.replay_growth import ReplayGrowth, check_grows, growth_of
 from ding_store.middleware.run_recorder import LoopRecorder
@@ -60,18 +60,23 @@ def replay_buffer(session: RunSession, size: int, **kwargs: Any) -> StoreBuffer:
         size = -(-size // num)  # Each learner keeps its part of the experience.
     kwargs = {'prefetch': session.config.prefetch, 'share_frames': session.config.share_frames, **kwargs}
     path = None if task.router.is_active or 'path' in kwargs else session.replay_path
-    if path is None or session.has_replay:
+    if path is None or session.kept_replay is not None:
         return _made(session, size, kwargs)
-    session.has_replay = True
-    buffer_ = _made(session, size, {**kwargs, 'path': path})
-    if session.config.checkpoint is not None:
+    session.kept_replay = buffer_ = _made(session, size, {**kwargs, 'path': path})
+    # Only worker 0 has the checkpoints. The others learn from it which run it continues: see ``WorkerRank``.
+    if session.config.checkpoint is not None and is_first():
         checkpoints = CheckpointDir(session.config.checkpoint.path)
         checkpoints.claim()
         checkpoints.begin()
-        if not is_of_run(buffer_, checkpoints.run):
-            buffer_.clear()
-        buffer_.commit({'run': checkpoints.run})
+        keep_for_run(buffer_, checkpoints.run)
     return buffer_
+
+
+def keep_for_run(buffer_: StoreBuffer, run: Optional[str]) -> None:
+    """Use a replay with a path in a run: delete rows of another run, and note this one."""
+    if not is_of_run(buffer_, run):
+        buffer_.clear()
+    buffer_.commit({'run': run})
 
 
 def _made(session: RunSession, size: int, options: Mapping[str, Any]) -> StoreBuffer:

@@ -115,6 +115,7 @@ class SharedUpdates:
         if self.rank == 0:
             self._policies = policies
             self._store.put(POLICIES, {'member': self._own_id}, given)
+            self._session.while_waiting.append(self.report)
         self._session.before_leaving.append(self._end)
         of = f'of {self.num}' if self.rank < self.num else 'has joined, and'
         logging.info(f'ding_store: rank {self.rank} {of} shares its updates (sync {self.sync!r})')
@@ -141,6 +142,7 @@ class SharedUpdates:
         made = RunOptimizer(
             self._session,
             server if self.sync in ('gradients', 'async') else None,
+            self.report,
             *(optimizer, self._store, name),
             sync=self.sync,
             timeout_s=self._session.config.peer_timeout_s,
@@ -247,9 +249,21 @@ class RunOptimizer(StoreOptimizer):
         has the state of the server's optimizer, for checkpoints.
     """
 
-    def __init__(self, session: RunSession, server: Optional[ParameterServer], *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        session: RunSession,
+        server: Optional[ParameterServer],
+        report: Callable[[], None],
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         self._session, self._server, self._state_version = session, server, -1
+        self._report = report
         super().__init__(*args, **kwargs)
+
+    def _while_waiting(self) -> None:
+        self._session.show_health()
+        self._report()
 
     def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:  # type: ignore[override]
         try:

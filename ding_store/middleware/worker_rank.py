@@ -16,12 +16,14 @@ from ding.framework import task
 from ding.policy.base_policy import Policy
 from ditk import logging
 
+from ding_store.checkpoint import CheckpointDir
 from ding_store.config import LearnersConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.middleware.learner_ranks import SEED_STEP, write_no_files
 from ding_store.middleware.leave_on_signal import leave_on_signal
 from ding_store.middleware.own_rank import set_own_worker
 from ding_store.middleware.pipeline import pipeline
+from ding_store.middleware.replay import keep_for_run
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.middleware.shared_updates import SharedUpdates
 from ding_store.middleware.task_stop import before_stop, failure, is_failing
@@ -138,8 +140,11 @@ class WorkerRank:
                 'with the mean of all gradients as well.'
             )
         shared = SharedUpdates(session, sync, self.rank, self.num)
-        if shared.begin() is None or not shared.share(self._policies):
+        given = shared.begin({'run': self._run_of_checkpoints(session)})
+        if given is None or not shared.share(self._policies):
             return
+        if self.rank and session.config.checkpoint is not None and session.kept_replay is not None:
+            keep_for_run(session.kept_replay, given['run'])
         self._shared = shared
         if self.rank:
             torch.manual_seed(torch.initial_seed() % 2**31 + SEED_STEP * self.rank)
@@ -147,6 +152,11 @@ class WorkerRank:
             np.random.seed((int(np.random.randint(2**31)) + SEED_STEP * self.rank) % 2**32)
         else:
             self._recorder = RunRecorder(session, has_experience=False)
+
+    def _run_of_checkpoints(self, session: RunSession) -> Optional[str]:
+        """Return the name of the run whose checkpoints worker 0 has. The replays of all workers are of this run."""
+        config = session.config.checkpoint
+        return CheckpointDir(config.path).run if config is not None and not self.rank else None
 
     def _count_from(self, session: RunSession) -> None:
         """Go on from the checkpoint that this process resumed, if the server has lost the count."""

@@ -107,7 +107,7 @@ class RunSession:
         self.checkpoints: Optional[CheckpointDir] = None  # the learner's
         self.before_leaving: List[Callable[[bool], None]] = []  # called with whether this process failed
         self.while_waiting: List[Callable[[], None]] = []  # called about every SLICE_S while ``wait_for`` waits
-        self.has_replay = False  # this process has opened ``replay_path``
+        self.kept_replay: Optional[StoreBuffer] = None  # the buffer with ``replay_path``, if this process opened it
         self.replays: List[StoreBuffer] = []  # the buffers that this process made, in order
         self.replay_growths: List[Any] = []  # a ``ReplayGrowth`` for each of them that grows
         self.is_server_full = False  # at its maxmemory: the server accepts no reports

@@ -22,8 +22,13 @@ OWN_PACE = 'own-pace'
 
 
 def replay_of(path: str, rank: int, num: int) -> str:
-    """Return the directory of one learner's or worker's replay. Each of several has its own."""
-    return path if num == 1 and not rank else os.path.join(path, f'rank-{rank}-of-{num}')
+    """
+    Return the directory of one learner's or worker's replay. Each of several has its own in ``path``. A single one has
+    ``path`` itself, so workers that join it have theirs beside it.
+    """
+    if num == 1:
+        return f'{os.path.normpath(path)}.rank-{rank}' if rank else path
+    return os.path.join(path, f'rank-{rank}-of-{num}')
 
 
 def has_num_learners(store: Store) -> bool:

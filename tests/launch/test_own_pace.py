@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from jobs import PIPELINES, TINY, ding_store, job, records, status, table
+from jobs import PIPELINES, ROOT, TINY, ding_store, job, records, status, table
 
 from ding_store.metrics.history import read_history
 from ding_store.run.health import seen_in
@@ -112,6 +112,24 @@ def test_workers_run_an_unmodified_script_to_its_end(tmp_path):
     history = read_history(str(tmp_path / 'tiny_a2c'))
     assert 0 < history[-1]['updates_used'] <= used
     assert 0 < history[-1]['env_step'] <= rows['env steps']
+
+
+@pytest.mark.long
+def test_workers_with_replays_keep_them_with_the_checkpoints(tmp_path):
+    def gorila(number):
+        script = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py', '--config', 'cartpole_gorila'
+        options = '--run', 'r', '--roles', 'worker=2', '--checkpoint', 'saved'
+        return ding_store('run', *options, '--', 'python', *script, '--max-train-iter', number)
+
+    with job(gorila(10**6), tmp_path) as run:
+        run.wait_for(lambda: len(alive(tmp_path, 'worker')) == 2, 'two workers that train')
+        run.wait_for(lambda: list((tmp_path / 'saved').glob('iteration_*')), 'a checkpoint')
+        os.kill(run.process.pid, signal.SIGTERM)
+        run.wait()
+    assert {each.name for each in (tmp_path / 'saved' / 'replay').iterdir()} == {'rank-0-of-2', 'rank-1-of-2'}
+    with job(gorila(30), tmp_path) as run:
+        assert run.wait() == 0, run.text
+    assert 'goes on from its checkpoints' in run.text
 
 
 def test_workers_join_and_leave_a_running_job(tmp_path, redis_server):

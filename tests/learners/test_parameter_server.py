@@ -44,6 +44,13 @@ def test_gradients_of_n_workers_equal_one_process(store, num_workers, make):
     assert group.server.version == 100
 
 
+def test_gradients_that_are_acked_during_an_update_count_once(store):
+    group = Group(store, 'gradients', momentum, torch.float64, num_workers=3, max_unsaved_bytes=0)
+    models = group.train(3, 5)
+    assert largest_difference(models[0].parameters(), plain(5, momentum, 3 * ROWS, torch.float64)) < 1e-6
+    assert group.server.figures['used'] == 15
+
+
 def test_gradients_in_float32_equal_one_process(store):
     group = Group(store, 'gradients', momentum, num_workers=2)
     models = group.train(2, 100)

@@ -15,7 +15,7 @@ from test_shared_policy import ROWS, dqn, parameters, rows  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.learners.optimizer_copy import copy_optimizer, state_of  # noqa: E402
-from ding_store.middleware.shared_updates import SharedUpdates, staleness_figures  # noqa: E402
+from ding_store.middleware.shared_updates import POLICIES, SharedUpdates, staleness_figures  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.run.several_learners import goes_at_own_pace  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
@@ -125,7 +125,9 @@ def test_stale_gradients_are_bounded_counted_and_reported():
     assert found['updates_sent'] == 12
 
 
-@pytest.mark.parametrize(('sync', 'is_flushed'), [('gossip', False), ('async', False), ('async', True)])
+@pytest.mark.parametrize(
+    ('sync', 'is_flushed'), [('gossip', False), ('async', False), ('async', True), ('gradients', True)]
+)
 def test_late_rank_starts_after_the_server_lost_its_memory(sync, is_flushed, redis_server):
     policies, errors = [dqn(), dqn(seed=7)], []
     with sessions(2, redis_server.url if is_flushed else 'memory://', sync=sync) as opened:
@@ -154,6 +156,19 @@ def test_late_rank_starts_after_the_server_lost_its_memory(sync, is_flushed, red
             for call in session.before_leaving:
                 call(False)
             session.close()
+
+
+def test_rank_0_that_waits_for_experience_gives_again_what_others_need():
+    with sessions(1, sync='async') as (session,):
+        first = SharedUpdates(session, 'async', 0, 2)
+        first.begin({'x': 1})
+        assert first.share([dqn()])
+        session.store.lose_memory()
+        tries = iter([None] * 4)  # then the wait ends without it
+        found = session.wait_for('the policies', lambda s: session.store.get(POLICIES, 0, s) or next(tries, 'nothing'))
+        assert found != 'nothing'
+        for call in session.before_leaving:
+            call(False)
 
 
 def test_histograms_of_staleness_become_figures():

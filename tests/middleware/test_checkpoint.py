@@ -9,6 +9,7 @@ import signal
 import threading
 import traceback
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ from ding_store.buffer import Prioritized, StoreBuffer, Uniform, limited  # noqa
 from ding_store.checkpoint import CheckpointDir  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
-from ding_store.middleware import checkpoint  # noqa: E402
+from ding_store.middleware import checkpoint, replay  # noqa: E402
 from ding_store.middleware.checkpoint import (  # noqa: E402
     BestCheckpoint,
     checkpointer,
@@ -36,7 +37,7 @@ from ding_store.middleware.consumer_offset import ENV_ID, ConsumerOffset  # noqa
 from ding_store.middleware.ingest_plan import Replay  # noqa: E402
 from ding_store.middleware.pipeline import pipeline  # noqa: E402
 from ding_store.middleware.random_states import random_states, set_random_states  # noqa: E402
-from ding_store.middleware.replay import replay_buffer  # noqa: E402
+from ding_store.middleware.replay import keep_for_run, replay_buffer  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
 from ding_store.run.ending import FINISH  # noqa: E402
 from ding_store.run.last_checkpoint import is_saving  # noqa: E402
@@ -106,7 +107,7 @@ def test_checkpointer_resumes_what_it_saved(tmp_path):
     assert drawn == [random.random(), float(np.random.rand()), float(torch.rand(()))]
 
 
-def test_second_process_saving_to_the_directory_is_refused(tmp_path):
+def test_second_process_saving_to_the_directory_is_refused(tmp_path, monkeypatch):
     pid = os.fork()
     if pid == 0:
         try:
@@ -124,6 +125,10 @@ def test_second_process_saving_to_the_directory_is_refused(tmp_path):
         block = {'checkpoint': dict(path=str(tmp_path)), 'buffer_path': str(tmp_path / 'buffer')}
         with pytest.raises(ConfigError, match=f'process {pid}'):
             replay_buffer(RunSession(StoreConfig.from_block(block), lambda: task.finish), 64)
+        with monkeypatch.context() as patched:  # Another worker of the process that saves has its own replay there.
+            patched.setattr(replay, 'is_first', lambda: False)
+            config = replace(StoreConfig.from_block(block), rank=1, num_learners=2)
+            replay_buffer(RunSession(config, lambda: task.finish), 64).close()
         assert (tmp_path / 'iteration_2.pth.tar.new').exists()
         assert task.ctx.train_iter == 0
     finally:
@@ -131,6 +136,15 @@ def test_second_process_saving_to_the_directory_is_refused(tmp_path):
         os.waitpid(pid, 0)
     run(tmp_path, policy_of(), num_iterations=0)
     assert task.ctx.train_iter == 1
+
+
+def test_replay_of_another_run_is_emptied(tmp_path):
+    for run_name, num_rows in (('a', 0), ('a', 50), ('b', 0)):
+        buffer_ = StoreBuffer(64, path=str(tmp_path))
+        keep_for_run(buffer_, run_name)
+        assert len(buffer_) == num_rows
+        buffer_.extend({'x': np.arange(50.0).reshape(50, 1)})
+        buffer_.close()
 
 
 def test_task_that_finished_is_not_resumed(tmp_path):

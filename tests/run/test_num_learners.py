@@ -1,5 +1,7 @@
 """The number of a run's learners is fixed while it has experience that is distributed over them."""
 
+from pathlib import Path
+
 import pytest
 
 from ding_store.config import LearnersConfig, StoreConfig
@@ -101,3 +103,14 @@ def test_learner_upholds_the_partitions_that_another_decided(store, session_of):
     assert learner.num_partitions == 6
     store.lose_memory()
     eventually(lambda: num_partitions_of(store) == 6, 'the learner decides it again')
+
+
+def test_replay_of_a_worker_that_joined_is_outside_of_the_others(tmp_path):
+    def path(rank, num):
+        config = StoreConfig(buffer_path=f'{tmp_path}/replay/', rank=rank, num_learners=num)
+        return Path(RunSession(config).replay_path)
+
+    for num in (1, 2):
+        paths = [path(rank, num) for rank in (*range(num), 100, 101)]
+        assert len(set(paths)) == len(paths)
+        assert not [one for one in paths for other in paths if other in one.parents]

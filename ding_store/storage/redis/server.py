@@ -39,6 +39,9 @@ from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.redis.unanswered import Unanswered
 from ding_store.storage.redis.values import RedisValues
 
+#: Longest wait for a higher version of a value, before a look at the version that there is.
+_TRUST_S = 0.5
+
 
 class RedisServer(Server):
     """
@@ -168,9 +171,13 @@ class RedisServer(Server):
         return self.connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
-        found = self._values.newest(name, newer_than, or_filled)
-        if found is None and timeout_s > 0:
-            found = self._values.next(name, newer_than, or_filled, _ms(timeout_s))
+        # Mostly a wait needs no look before it. But it returns only higher versions, and a server that lost its memory
+        # may have a lower one.
+        first_s = min(timeout_s, _TRUST_S)
+        found = self._values.next(name, newer_than, or_filled, _ms(first_s)) if first_s > 0 else None
+        found = found or self._values.newest(name, newer_than, or_filled)
+        if found is None and timeout_s > first_s:
+            found = self._values.next(name, newer_than, or_filled, _ms(timeout_s - first_s))
         return found
 
     def wait_for_version(
