@@ -222,30 +222,42 @@ def sentences(cells: Sequence[Cell]) -> List[str]:
                 by.setdefault(effect if effect in VERDICTS else 'open', []).append(name + number)
         return [(VERDICTS[effect][is_plural], by[effect]) for effect in VERDICTS if effect in by]
 
-    def of_mode(mode: str, measure: str) -> str:
+    def of_mode(mode: str, measure: str, is_plural: bool = False) -> str:
         """Return what was found for a mode against the synchronous one."""
         keys = [(mode, workers, BASE, workers, measure) for workers in WORKERS]
         parts = [
             f'{said} with {listed(names)} worker{"s" * (len(names) > 1 or names[0][0] != "1")}'
-            for said, names in grouped(keys, list(map(str, WORKERS)), False)
+            for said, names in grouped(keys, list(map(str, WORKERS)), is_plural)
         ]
-        return listed(parts) or 'was not run'
-
-    def of_more(workers: int) -> str:
-        """Return what was found for several workers against one of the same mode."""
-        keys = [(mode, workers, mode, 1, 'time') for mode in MODES]
-        parts = [f'{said} in {listed(names)}' for said, names in grouped(keys, [f"'{mode}'" for mode in MODES], True)]
-        return f'{workers} workers {listed(parts, ", and ") or "were not run"}'
+        return listed(parts) or ('were not run' if is_plural else 'was not run')
 
     def of_modes(*modes: str) -> str:
-        return ', and '.join(f"'{mode}' {of_mode(mode, 'steps')}" for mode in modes)
+        """Return the same for several modes. Those of which the same was found are named together."""
+        by: Dict[str, List[str]] = {}
+        for mode in modes:
+            by.setdefault(of_mode(mode, 'steps'), []).append(mode)
+        names = {said: listed([f"'{mode}'" for mode in several]) for said, several in by.items()}
+        return ', and '.join(
+            f'{names[said]} {of_mode(several[0], "steps", len(several) > 1)}' for said, several in by.items()
+        )
 
+    def of_more(workers: int, measure: str) -> str:
+        """Return what was found for several workers against one of the same mode."""
+        keys = [(mode, workers, mode, 1, measure) for mode in MODES]
+        found = grouped(keys, [f"'{mode}'" for mode in MODES], True)
+        parts = [f'{said} in {listed(names) if len(found) > 1 else "any mode"}' for said, names in found]
+        return f'{workers} workers {listed(parts, ", and ") or "were not run"}'
+
+    def of_all(measure: str) -> str:
+        return '; '.join(of_more(workers, measure) for workers in WORKERS[1:])
+
+    others = [mode for mode in MODES if mode not in (BASE, 'async')]
     return [
         f'Over env steps, asynchronous training {of_mode("async", "steps")}, compared with synchronous training.',
         f'Over wall time, asynchronous training {of_mode("async", "time")}, compared with synchronous training.',
-        f'Of the averages, compared with synchronous training over env steps, {of_modes("average", "elastic")}.',
-        f'Without a server, compared with synchronous training over env steps, {of_modes("gossip", "hogwild")}.',
-        f'In the same time as one worker, {"; ".join(of_more(workers) for workers in WORKERS[1:])}.',
+        f'Over env steps, {of_modes(*others)}, compared with synchronous training.',
+        f'In as many env steps as one worker, {of_all("steps")}.',
+        f'In the same time as one worker, {of_all("time")}.',
     ]
 
 
