@@ -12,7 +12,7 @@ from typing import Deque, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ding_store import private_files
+from ding_store import page_cache, private_files
 from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.thread_pool import Threads
 from ding_store.datasets.segment_log import SegmentLog, read_log
@@ -79,9 +79,12 @@ class Segment:
                 self._records = np.frombuffer(mapped, self.layout.record)
             return self._records
 
-    def load_ahead(self) -> None:
-        """Let the kernel read the whole file into the page cache, in order."""
-        os.posix_fadvise(self._file, 0, self.num_bytes, os.POSIX_FADV_WILLNEED)
+    def load_ahead(self, first: int, last: int) -> None:
+        """Let the kernel read rows ``first`` to ``last`` into the page cache."""
+        row_bytes = self.layout.row_bytes
+        with self._lock:
+            if self._file >= 0:
+                page_cache.load(self._file, first * row_bytes, last * row_bytes)
 
     def read_into(self, rows: Array, records: Array, places: Array) -> None:
         """Copy rows to places of ``records``, from the page cache or through it."""

@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from ding_store import private_files
+from ding_store import page_cache, private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
 from ding_store.storage.objects import object_file
@@ -340,9 +340,9 @@ class HostObjects:
                 continue
             is_kept = False
             try:
-                if tier.word == SPILLED:  # Read all of it at once, not a little ahead of each page.
-                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_WILLNEED)
                 status = os.fstat(descriptor)
+                if tier.word == SPILLED:
+                    page_cache.load(descriptor, 0, status.st_size)
                 if may_be_kept(status.st_size) and not _is_at(tier.path(ref), status):
                     continue
                 stamp = tier.order.stamp_at_read(status.st_mtime_ns)
