@@ -325,9 +325,8 @@ class DataSet:
         valid until the next call in this thread with the same ``slot``.
         """
         made: List[Any] = []
-        copies: List[Any] = []
+        held: List[Any] = []
         reads: List[DirectRead] = []
-        num_mapped = self._num_loaded if self.is_direct else self._num_rows
         numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
         groups = np.unique(numbers).tolist()
         is_one = len({self.segments[number].layout.narrow for number in groups}) == 1
@@ -341,21 +340,21 @@ class DataSet:
             else:
                 target, at = np.empty(len(places), segment.layout.record), np.arange(len(places))
                 made.append((segment.layout, places, target))
-            is_mapped = rows[places] < num_mapped
-            if is_mapped.any():
-                copies.append((segment, own[is_mapped], target, at[is_mapped]))
-            if not is_mapped.all():
-                own, at = own[~is_mapped], at[~is_mapped]
-                ascending = np.argsort(own, kind='stable')
-                reads += segment.reads(own[ascending], target, at[ascending])
+            if not self.is_direct:
+                segment.read_into(own, target, at)
+                continue
+            is_kept = rows[places] < self._num_loaded
+            held.append((segment, own[is_kept], target, at[is_kept]))
+            reads += _direct_reads(segment, own[~is_kept], target, at[~is_kept])
         if shared is not None:
             made.append((self.segments[groups[0]].layout, None, shared))
         started = start_reads(reads)
         try:  # The disk reads meanwhile.
-            for segment, own, target, at in copies:
-                segment.read_into(own, target, at)
+            for segment, own, target, at in held:
+                missing = segment.read_held(own, target, at)
+                started += start_reads(_direct_reads(segment, own[missing], target, at[missing]))
         except BaseException:
-            wait(started)  # They write to memory that is reused.
+            wait(started)  # They write to memory that is used again.
             raise
         return made, started
 
@@ -384,6 +383,13 @@ class DataSet:
         if len(wrong):
             raise RowGone(f'row {np.asarray(rows).reshape(-1)[wrong[0]]} is not one of the {self._num_rows} rows')
         return checked
+
+
+def _direct_reads(segment: Segment, rows: Array, records: Array, places: Array) -> List[DirectRead]:
+    if not len(rows):
+        return []
+    ascending = np.argsort(rows, kind='stable')
+    return segment.reads(rows[ascending], records, places[ascending])
 
 
 _scratch = threading.local()

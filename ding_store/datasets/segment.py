@@ -96,6 +96,24 @@ class Segment:
         else:
             target[places] = source[rows]
 
+    def read_held(self, rows: Array, records: Array, places: Array) -> List[int]:
+        """
+        Copy those rows to places of ``records`` that are in the page cache, and return the positions of the others. A
+        page fault would read what is missing a page at a time, or with megabytes around it that evict other rows.
+        """
+        missing, row_bytes, preadv, nowait = [], self.layout.row_bytes, os.preadv, os.RWF_NOWAIT
+        target = memoryview(records.view(np.uint8).reshape(-1).data)
+        starts, offsets = (places * row_bytes).tolist(), (rows * row_bytes).tolist()
+        for position, (at, offset) in enumerate(zip(starts, offsets)):
+            try:
+                if preadv(self._file, [target[at : at + row_bytes]], offset, nowait) < row_bytes:
+                    missing.append(position)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    raise StoreClosed(f'the data set of segment {self.name} was closed') from error
+                missing.append(position)  # It is not there, or the file system cannot tell.
+        return missing
+
     def reads(self, rows: Array, records: Array, places: Array) -> List[DirectRead]:
         """
         Overview:
