@@ -105,10 +105,12 @@ class Progress:
 
 def command(*words: object, cwd: Path) -> None:
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', 'OMP_NUM_THREADS': '1'}
-    with subprocess.Popen(
-        [sys.executable, *map(str, words)], cwd=cwd, env=environment, stdout=subprocess.DEVNULL
-    ) as process:  # Its end waits for the process, which gets Ctrl-C as well.
+    process = subprocess.Popen([sys.executable, *map(str, words)], cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
+    try:
         process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # It gets Ctrl-C as well.
+        raise
     if process.returncode:
         raise SystemExit(f'exit status {process.returncode}: {" ".join(map(str, words))}')
 
