@@ -1,11 +1,15 @@
 """
 CartPole from a recorded run: CQL and BC from ding_store's data set, and from DI-engine's own format of the same rows.
 
-    python scripts/learn_offline.py                  an hour: records a DQN run and trains both ways, five seeds
-    python scripts/learn_offline.py --seeds 0 --page docs/results/learn-offline.md    the same with one seed
+    python scripts/learn_offline.py                                    an hour: five seeds
+    python scripts/learn_offline.py --seeds 0 1 2 --env-steps 10000    about 20 minutes: three seeds
+    python scripts/learn_offline.py --page docs/results/learn-offline.md    the same, and writes the results page
 
-Each seed has its own recorded run, in DIRECTORY/seedS. Each training's curve is a file there. Started again, the
-command keeps what is there. ``--plot FILE`` draws the curves.
+Each seed has its own recorded DQN run, in DIRECTORY/seedS. Both formats are trained from with the same seed. The data
+set has its rows in another order than HDF5, so the same seed draws other batches. A third, shorter training reads the
+data set in HDF5's order: it must repeat the curve of HDF5 exactly, or the exit status is 1.
+
+Each recorded run and each curve is kept. Stop the command with Ctrl-C, and start it again to go on.
 """
 
 import argparse
@@ -15,12 +19,17 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 ROOT = Path(__file__).resolve().parent.parent
 MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
-ALGORITHMS, KINDS = ('cql', 'bc'), ('hdf5', 'store')
+ALGORITHMS = ('cql', 'bc')
+#: What a training reads: DI-engine's file, the data set in the order of that file, and the data set as it is.
+KINDS = {'hdf5': "DI-engine's HDF5", 'ordered': "data set in HDF5's order", 'store': 'data set'}
+#: The training in HDF5's order ends after so many iterations.
+_CHECKED = 1_000
 #: No run ends at this return: the recorded run and the trainings have a fixed length.
 _NEVER = 10_000
 _EVAL_EVERY = 250
@@ -32,10 +41,12 @@ Curves = Dict[Tuple[str, str, int], Curve]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4])
+    parser.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2, 3, 4], help='default 0 1 2 3 4')
     parser.add_argument('--env-steps', type=int, default=20_000, help='length of the recorded run, default 20000')
     parser.add_argument('--iterations', type=int, default=5_000, help='training iterations, default 5000')
-    parser.add_argument('--dir', default=str(ROOT / 'runs' / 'learn_offline'), help='directory of the runs')
+    parser.add_argument(
+        '--dir', default=str(ROOT / 'runs' / 'learn_offline'), help='directory of the runs, default runs/learn_offline'
+    )
     parser.add_argument('--page', metavar='FILE', help='write a page with the table')
     parser.add_argument('--plot', metavar='FILE', help='draw the curves to an SVG file')
     parser.add_argument('--one', nargs=3, metavar=('ALGORITHM', 'KIND', 'SEED'), help=argparse.SUPPRESS)
@@ -46,30 +57,62 @@ def main() -> int:
         train(directory / f'seed{seed}', algorithm, kind, int(seed), options.iterations)
         return 0
 
+    try:
+        return run(directory, options)
+    except KeyboardInterrupt:
+        raise SystemExit(f'stopped. The same command goes on with what is in {directory}.') from None
+
+
+def run(directory: Path, options: argparse.Namespace) -> int:
     data, curves = {}, {}
+    progress = Progress(len(options.seeds) * (1 + len(ALGORITHMS) * len(KINDS)))
     for seed in options.seeds:
         place = directory / f'seed{seed}'
         place.mkdir(parents=True, exist_ok=True)
         check_settings(place, options)
+        progress.say(f'seed {seed}: record {options.env_steps:,} env steps')
         data[seed] = recorded(place, seed, options.env_steps)
         for algorithm in ALGORITHMS:
-            for kind in KINDS:
+            for kind, name in KINDS.items():
+                progress.say(f'seed {seed}: train {algorithm.upper()} from {name}')
                 curves[algorithm, kind, seed] = trained(place, algorithm, kind, seed, options)
-    text = table(data, curves, options.seeds)
+    different = [
+        f'{algorithm.upper()} with seed {seed}'
+        for algorithm in ALGORITHMS
+        for seed in options.seeds
+        if not is_repeated(curves[algorithm, 'hdf5', seed], curves[algorithm, 'ordered', seed])
+    ]
+    text = table(data, curves, options.seeds, different)
     print(text)
     if options.plot:
         plot(curves, options)
     if options.page:
         Path(options.page).write_text(page(text, options))
-    return 0
+    return 1 if different else 0
+
+
+class Progress:
+    """Prints each step before it begins, with the number of steps and the minutes since the start."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps, self._number, self._begin_s = num_steps, 0, time.monotonic()
+
+    def say(self, step: str) -> None:
+        self._number += 1
+        minutes = (time.monotonic() - self._begin_s) / 60
+        print(f'{self._number} of {self._num_steps}, {minutes:.1f} min: {step}', file=sys.stderr, flush=True)
 
 
 def command(*words: object, cwd: Path) -> None:
     environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'PYTHONWARNINGS': 'ignore', 'OMP_NUM_THREADS': '1'}
-    print('---', *map(str, words[2:]), file=sys.stderr, flush=True)
-    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
-    if done.returncode:
-        raise SystemExit(f'exit status {done.returncode}: {" ".join(map(str, words))}')
+    process = subprocess.Popen([sys.executable, *map(str, words)], cwd=cwd, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # It gets Ctrl-C as well.
+        raise
+    if process.returncode:
+        raise SystemExit(f'exit status {process.returncode}: {" ".join(map(str, words))}')
 
 
 def check_settings(place: Path, options: argparse.Namespace) -> None:
@@ -133,7 +176,11 @@ def train(place: Path, algorithm: str, kind: str, seed: int, iterations: int) ->
     main.policy.learn.train_epoch = iterations  # ``max_train_iter`` ends it
     main.policy.learn.learning_rate = 0.001
     main.policy.eval.evaluator.eval_freq = _EVAL_EVERY
-    main.policy.collect = EasyDict(data_type=kind, data_path=str(place / ('data' if kind == 'store' else 'data.hdf5')))
+    collect = {'hdf5': ('hdf5', 'data.hdf5')}.get(kind, ('store', 'data'))
+    main.policy.collect = EasyDict(data_type=collect[0], data_path=str(place / collect[1]))
+    if kind == 'ordered':
+        iterations = min(iterations, _CHECKED)
+        order_as_hdf5(serial_entry_offline)
     curve: Curve = []
 
     class Evaluator(serial_entry_offline.InteractionSerialEvaluator):
@@ -150,24 +197,53 @@ def train(place: Path, algorithm: str, kind: str, seed: int, iterations: int) ->
     path.with_suffix('.new').rename(path)
 
 
+def order_as_hdf5(entry: Any) -> None:
+    """Let DI-engine's entry read the rows of a data set in the order of an export: episode by episode."""
+    from torch.utils.data import Subset
+
+    from ding_store.datasets import episodes_of
+
+    create = entry.create_dataset
+
+    def created(cfg: Any) -> Any:
+        dataset = create(cfg)
+        return Subset(dataset, episodes_of(dataset.data_set).order.tolist())
+
+    entry.create_dataset = created
+
+
+def is_repeated(curve: Curve, shorter: Curve) -> bool:
+    """Return whether a training repeated the first part of another, with the same returns at the same iterations."""
+    return bool(shorter) and curve[: len(shorter)] == shorter
+
+
 def score(curve: Curve) -> float:
     return statistics.mean(value for _, value in curve[-_LAST:])
 
 
-def table(data: Dict[int, Dict[str, Any]], curves: Curves, seeds: List[int]) -> str:
+def table(data: Dict[int, Dict[str, Any]], curves: Curves, seeds: List[int], different: List[str]) -> str:
     """Return Markdown tables: what was recorded, and the scores of each algorithm and format."""
     lines = ['| seed | rows | episodes | mean return of the recorded run |', '|---|---|---|---|']
     for seed in seeds:
         found = data[seed]
         lines.append(f'| {seed} | {found["rows"]:,} | {found["episodes"]} | {found["mean_return"]:.1f} |')
-    lines += ['', "| | DI-engine's HDF5 | data set of ding_store |", '|---|---|---|']
+    lines += [
+        '',
+        f'| | {KINDS["hdf5"]} | {KINDS["store"]} | difference | its standard error |',
+        '|---|---|---|---|---|',
+    ]
     for algorithm in ALGORITHMS:
-        cells = []
-        for kind in KINDS:
-            values = [score(curves[algorithm, kind, seed]) for seed in seeds]
-            cells.append(f'{statistics.mean(values):.1f} ({", ".join(f"{value:.1f}" for value in values)})')
-        lines.append(f'| {algorithm.upper()} | {" | ".join(cells)} |')
-    return '\n'.join(lines)
+        scores = {kind: [score(curves[algorithm, kind, seed]) for seed in seeds] for kind in ('hdf5', 'store')}
+        cells = [
+            f'{statistics.mean(values):.1f} ({", ".join(f"{value:.1f}" for value in values)})'
+            for values in scores.values()
+        ]
+        pairs = [ours - theirs for theirs, ours in zip(scores['hdf5'], scores['store'])]
+        error = f'{statistics.stdev(pairs) / len(pairs) ** 0.5:.1f}' if len(pairs) > 1 else 'one seed'
+        lines.append(f'| {algorithm.upper()} | {" | ".join(cells)} | {statistics.mean(pairs):+.1f} | {error} |')
+    total = len(ALGORITHMS) * len(seeds)
+    said = f"{total - len(different)} of {total} trainings in HDF5's order repeat the curve of HDF5 exactly."
+    return '\n'.join([*lines, '', said + (f' Others: {", ".join(different)}.' if different else '')])
 
 
 def plot(curves: Curves, options: argparse.Namespace) -> None:
@@ -179,7 +255,7 @@ def plot(curves: Curves, options: argparse.Namespace) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
     for algorithm, color in zip(ALGORITHMS, ('tab:blue', 'tab:orange')):
-        for kind, style in zip(KINDS, ('o', '-')):
+        for kind, style in (('hdf5', 'o'), ('store', '-')):
             for seed in options.seeds:
                 iterations, values = zip(*curves[algorithm, kind, seed])
                 label = f'{algorithm.upper()}, {kind}' if seed == options.seeds[0] else None
@@ -207,7 +283,9 @@ python scripts/learn_offline.py --seeds {seeds} {length} --page docs/results/lea
 
 * The rows are those of a learning policy, which explores. So BC learns to play as the run did, not as its end.
 * Both formats have the same rows. HDF5 has them episode by episode, and the data set as they were collected. So the
-  same seed draws other batches. `tests/datasets/test_training.py` shows that rows in one order train the same model.
+  same seed draws other batches, and the scores of one seed differ. Compare the difference with its standard error.
+* The same seed in the same order trains the same model. Each seed trains once more from the data set, with the rows in
+  HDF5's order, for {min(_CHECKED, options.iterations):,} iterations. The last line above counts the equal curves.
 
 See [Record a run and train from it](../howto/data-sets.md).
 """

@@ -59,6 +59,7 @@ class StoreDataset(Dataset):
 
     def __getitems__(self, rows: Sequence[int]) -> TrainBatch:
         """Return a batch of these rows. torch's DataLoader calls this."""
+        self.data_set.load_more(len(rows))
         batch = self.data_set.train_batch(rows)
         if self.is_normalized:
             normalize(batch, self.statistics)

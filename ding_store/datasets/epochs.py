@@ -17,7 +17,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.table.outputs import Output
 from ding_store.datasets.order import EpochOrder
-from ding_store.datasets.segment import Segment, finish_reads
+from ding_store.datasets.segment import finish_reads
 from ding_store.errors import ConfigError
 
 #: The rows of a batch, their columns, and the output that reuses their memory.
@@ -30,7 +30,8 @@ class Rows(Protocol):
     """The calls of a ``DataSet`` that read rows."""
 
     is_direct: bool
-    segments: List[Segment]
+
+    def load_more(self, num_rows: int) -> None: ...
 
     def gather(self, rows: Array) -> Tuple[Dict[str, Array], Output]: ...
 
@@ -134,9 +135,6 @@ def _read(
 ) -> None:
     """Read windows of batches and put them into the queue until the end, or until it is closed."""
     try:
-        if not data_set.is_direct:
-            for segment in data_set.segments:
-                segment.load_ahead()
         windows = _windows(order.num_batches, position, last, prefetch)
         batches = _from_disk(data_set, order, windows) if data_set.is_direct else _mapped(data_set, order, windows)
         with contextlib.closing(batches):
@@ -160,6 +158,7 @@ def _windows(num_batches: int, position: int, last: Optional[int], prefetch: int
 def _mapped(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Generator[List[Batch], None, None]:
     for window in windows:
         rows = [order.batch(*batch) for batch in window]
+        data_set.load_more(sum(map(len, rows)))
         yield [(each, *data_set.gather(each)) for each in rows]
 
 
@@ -169,6 +168,7 @@ def _from_disk(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Gen
     try:
         for number, window in enumerate(windows):
             rows = [order.batch(*batch) for batch in window]
+            data_set.load_more(sum(map(len, rows)))
             before, ahead = ahead, (rows, *data_set.start(np.concatenate(rows), number % 2))
             if before is not None:
                 yield _decoded(data_set, *before)

@@ -12,7 +12,7 @@ from typing import Deque, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
-from ding_store import private_files
+from ding_store import page_cache, private_files
 from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.thread_pool import Threads
 from ding_store.datasets.segment_log import SegmentLog, read_log
@@ -79,9 +79,12 @@ class Segment:
                 self._records = np.frombuffer(mapped, self.layout.record)
             return self._records
 
-    def load_ahead(self) -> None:
-        """Let the kernel read the whole file into the page cache, in order."""
-        os.posix_fadvise(self._file, 0, self.num_bytes, os.POSIX_FADV_WILLNEED)
+    def load_ahead(self, first: int, last: int) -> None:
+        """Let the kernel read rows ``first`` to ``last`` into the page cache."""
+        row_bytes = self.layout.row_bytes
+        with self._lock:
+            if self._file >= 0:
+                page_cache.load(self._file, first * row_bytes, last * row_bytes)
 
     def read_into(self, rows: Array, records: Array, places: Array) -> None:
         """Copy rows to places of ``records``, from the page cache or through it."""
@@ -92,6 +95,24 @@ class Segment:
             np.take(source, rows, axis=0, out=target, mode='clip')
         else:
             target[places] = source[rows]
+
+    def read_held(self, rows: Array, records: Array, places: Array) -> List[int]:
+        """
+        Copy those rows to places of ``records`` that are in the page cache, and return the positions of the others. A
+        page fault would read what is missing a page at a time, or with megabytes around it that evict other rows.
+        """
+        missing, row_bytes, preadv, nowait = [], self.layout.row_bytes, os.preadv, os.RWF_NOWAIT
+        target = memoryview(records.view(np.uint8).reshape(-1).data)
+        starts, offsets = (places * row_bytes).tolist(), (rows * row_bytes).tolist()
+        for position, (at, offset) in enumerate(zip(starts, offsets)):
+            try:
+                if preadv(self._file, [target[at : at + row_bytes]], offset, nowait) < row_bytes:
+                    missing.append(position)
+            except OSError as error:
+                if error.errno == errno.EBADF:
+                    raise StoreClosed(f'the data set of segment {self.name} was closed') from error
+                missing.append(position)  # It is not there, or the file system cannot tell.
+        return missing
 
     def reads(self, rows: Array, records: Array, places: Array) -> List[DirectRead]:
         """

@@ -80,7 +80,9 @@ class StoreTrajectoryDataset(Dataset):
             np.arange(start + first, start + first + size)
             for start, first, size in zip(self._starts[numbers].tolist(), firsts, sizes.tolist())
         ]
-        columns = self.data_set.columns(self._order[np.concatenate(places)])
+        rows = self._order[np.concatenate(places)]
+        self.data_set.load_more(len(rows))
+        columns = self.data_set.columns(rows)
         states = (columns['obs'] - self.state_mean) / self.state_std
         ends = np.cumsum([0, *sizes]).tolist()
         return [

@@ -9,6 +9,7 @@ import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer import StoreBuffer
+from ding_store.buffer.sequences.sequence_batch import joined
 from ding_store.buffer.sequences.unrolled import is_sequence
 from ding_store.datasets import DataSet
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
@@ -51,11 +52,18 @@ class Part:
         source = self.source
         return not source._middleware and source.schema is not None and not is_sequence(source.schema)
 
+    def has_sequences(self) -> bool:
+        """Return whether the source is a replay that gives time-major batches of ``(T, B, ...)``."""
+        source = self.source
+        return isinstance(source, StoreBuffer) and not source._middleware and is_sequence(source.schema)
+
     def batch(self) -> Tuple[Any, Optional[np.ndarray], Optional[Update]]:
         """Return a batch, and for a source with priorities the weights and the update of its rows."""
         if self._epochs is not None:
             return self._filled(next(self._epochs)), None, None
-        batch = self.source.sample_batch(self.size)
+        source = self.source
+        sample = source.sample_time_major if is_sequence(source.schema) else source.sample_batch
+        batch = sample(self.size)
         rows, weights = batch.rows, batch.weights
         update = (lambda priorities: self.source.update_priorities(rows, priorities)) if self.has_priorities else None
         return self._filled(batch.data), weights, update
@@ -98,16 +106,17 @@ def parts_of(cfg: Any, sources: Sequence[Tuple[Any, ...]]) -> Optional[List[Part
     return None if others else found
 
 
-def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, listed: Callable) -> Callable:
+def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: bool, listed: Callable) -> Callable:
     """
     Overview:
         Create the middleware that fetches one collated batch of all parts, in their order.
     Arguments:
-        - as_batch (:obj:`bool`): The policy accepts a batch. Otherwise ``listed`` fetches.
+        - as_batch, as_sequences (:obj:`bool`): The policy accepts a batch, or a time-major batch of sequences.
+          Otherwise ``listed`` fetches.
         - listed (:obj:`Callable`): DI-engine's middleware, for elements that cannot be collated.
     """
     needs_batch = any(part.has_priorities or part.fills or isinstance(part.source, DataSet) for part in parts)
-    if needs_batch and not as_batch:
+    if needs_batch and not (as_batch or as_sequences):
         raise ConfigError(
             'a mixed batch with a data set, priorities or filled leaves needs a policy that takes collated batches '
             "(store.collate='auto' and one of DI-engine's policies). Use StoreBuffers without priorities."
@@ -116,15 +125,16 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, listed: Callable)
         raise ConfigError('a buffer of a mixed batch samples by priority, but policy.priority is off. Set it to True.')
 
     def _fetch(ctx: OnlineRLContext) -> Generator:
-        if not (as_batch and all(part.is_collated() for part in parts)):
+        is_time_major = (as_batch or as_sequences) and all(part.has_sequences() for part in parts)
+        if not is_time_major and not (as_batch and all(part.is_collated() for part in parts)):
             has_no_rows = any(isinstance(part.source, StoreBuffer) and part.source.schema is None for part in parts)
             if needs_batch and has_no_rows:
                 ctx.train_data = None
                 return
             if needs_batch:
                 raise ConfigError(
-                    'a mixed batch with a data set, priorities or filled leaves needs elements of plain steps. '
-                    'Sequences and buffers with middleware are mixed as lists, without these.'
+                    'a mixed batch with a data set, priorities or filled leaves needs plain steps, or sequences of '
+                    'replays for a policy that takes them. Others, and buffers with middleware, are mixed as lists.'
                 )
             yield from _as_generator(listed(ctx))
             return
@@ -135,12 +145,14 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, listed: Callable)
             ctx.train_data = None
             return
         drawn = [of_replays[part] if part in of_replays else part.batch() for part in parts]
-        ctx.train_data = _concatenated([tree for tree, _, _ in drawn], parts)
+        trees = [tree for tree, _, _ in drawn]
+        ctx.train_data = joined(trees) if is_time_major else _concatenated(trees, parts)
         if any(update is not None for _, _, update in drawn):
             weights = [
                 np.ones(part.size, np.float32) if one is None else one for part, (_, one, _) in zip(parts, drawn)
             ]
-            ctx.train_data.priority_IS = torch.from_numpy(np.concatenate(weights).astype(np.float32))
+            weight = torch.from_numpy(np.concatenate(weights).astype(np.float32))
+            setattr(ctx.train_data, 'IS' if is_time_major else 'priority_IS', weight)
             yield
             if ctx.train_data is None:
                 return

@@ -265,7 +265,7 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
     if is_mixed(buffer_) and unroll_len <= 1:
         mixed = parts_of(cfg, buffer_)
         if mixed is not None:
-            return mixed_fetcher(cfg, mixed, as_batch, stock_fetcher(cfg, buffer_, **kwargs))
+            return mixed_fetcher(cfg, mixed, as_batch, as_sequences, stock_fetcher(cfg, buffer_, **kwargs))
     if has_priorities(buffer_) and not is_mixed(buffer_):
         if as_batch:
             _send_to_gpu(policy, buffer_)

@@ -1,12 +1,14 @@
 """The known order of epochs: a bijection that any rank can compute, and batches that are read ahead in it."""
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rows import numbers, write
 
-from ding_store.datasets import DataSet
+from ding_store.datasets import DataSet, data_set
 from ding_store.datasets.order import EpochOrder, Permutation
 from ding_store.errors import ConfigError
 
@@ -51,10 +53,10 @@ def test_ranks_are_disjoint_and_whole_with_equal_batches(num_rows, batch_size, w
     assert sorted(np.concatenate(batches).tolist()) == list(range(num_rows))
 
 
-@pytest.mark.parametrize('reads', ['mapped', 'direct'])
-def test_epochs_give_each_row_once_in_the_order_of_the_seed(tmp_path, reads):
+@pytest.mark.parametrize('options', [{'reads': 'mapped'}, {'reads': 'direct'}, {'reads': 'direct', 'cache_bytes': 900}])
+def test_epochs_give_each_row_once_in_the_order_of_the_seed(tmp_path, options):
     write(tmp_path, segment_bytes=400)
-    data = DataSet(tmp_path, reads=reads)
+    data = DataSet(tmp_path, **options)
     with data.epochs(8, seed=1, prefetch=3, num_epochs=2) as epochs:
         found = [(epochs.epoch, numbers(batch)) for batch in epochs]
     assert epochs.num_batches == 9
@@ -62,6 +64,28 @@ def test_epochs_give_each_row_once_in_the_order_of_the_seed(tmp_path, reads):
         assert sorted(sum((each for of, each in found if of == epoch), [])) == list(range(70))
     order = EpochOrder(70, 8, 1)
     assert [each for _, each in found] == [order.batch(*divmod(i, 9)).tolist() for i in range(18)]
+
+
+def test_rows_in_the_cache_are_not_read_from_the_disk_again(tmp_path, monkeypatch):
+    from_disk, start_reads = [], data_set.start_reads
+
+    def counted(reads):
+        from_disk.append(sum(last - first for *_, first, last in reads))
+        return start_reads(reads)
+
+    monkeypatch.setattr(data_set, 'start_reads', counted)
+    write(tmp_path, segment_bytes=400)
+    with open(tmp_path / '000000.rows', 'rb') as file:
+        try:
+            os.preadv(file.fileno(), [bytearray(8)], 0, os.RWF_NOWAIT)
+        except OSError:
+            pytest.skip('this file system cannot tell what is in the page cache')
+    data = DataSet(tmp_path, reads='direct', cache_bytes=20 * DataSet(tmp_path).layout.row_bytes)
+    for epoch in range(2):
+        from_disk.clear()
+        with data.epochs(7, seed=1, prefetch=1, num_epochs=epoch + 1, start=10 * epoch) as epochs:
+            assert sorted(number for batch in epochs for number in numbers(batch)) == list(range(70))
+    assert sum(from_disk) == 50
 
 
 def test_epochs_go_on_at_the_position_of_another_iterator(tmp_path):
@@ -117,3 +141,9 @@ def test_epochs_with_wrong_arguments_are_refused(tmp_path, wrong):
     write(tmp_path, num_rows=7)
     with pytest.raises(ConfigError):
         DataSet(tmp_path).epochs(**{'batch_size': 4, 'seed': 0, **wrong})
+
+
+@pytest.mark.parametrize('wrong', [{'cache_bytes': -1}, {'cache_bytes': 100, 'reads': 'mapped'}])
+def test_wrong_size_of_the_cache_is_refused(tmp_path, wrong):
+    with pytest.raises(ConfigError, match='cache_bytes'):
+        DataSet(tmp_path, **wrong)

@@ -55,12 +55,14 @@ def data_sets(tmp_path_factory):
 def configs(algorithm, path, kind):
     if algorithm == 'cql':
         from dizoo.classic_control.cartpole.config.cartpole_cql_config import create_config, main_config
+    elif algorithm == 'bc':
+        from dizoo.classic_control.cartpole.config.cartpole_bc_config import create_config, main_config
     elif algorithm == 'continuous cql':
         from dizoo.classic_control.pendulum.config.pendulum_cql_config import create_config, main_config
     else:
         from dizoo.classic_control.pendulum.config.pendulum_td3_bc_config import create_config, main_config
     main, create = deepcopy(main_config), deepcopy(create_config)
-    name = 'cartpole' if algorithm == 'cql' else 'pendulum'
+    name = 'cartpole' if algorithm in ('cql', 'bc') else 'pendulum'
     main.exp_name = f'{algorithm}_{kind}'
     main.import_names = ['ding_store.datasets']
     main.env.evaluator_env_num = main.env.n_evaluator_episode = 1
@@ -69,12 +71,15 @@ def configs(algorithm, path, kind):
     main.policy.nstep = 1
     main.policy.learn.batch_size = 32
     main.policy.learn.train_epoch = 1
+    main.policy.collect = EasyDict(main.policy.get('collect', {}))  # BC's has none
     main.policy.collect.data_type = kind
     main.policy.collect.data_path = str(path / (name if kind == 'store' else f'{name}.hdf5'))
     return main, create
 
 
-@pytest.mark.parametrize('algorithm', ['cql', pytest.param('continuous cql', marks=pytest.mark.long), 'td3_bc'])
+@pytest.mark.parametrize(
+    'algorithm', ['cql', 'td3_bc', *(pytest.param(name, marks=pytest.mark.long) for name in ('bc', 'continuous cql'))]
+)
 def test_serial_offline_trains_the_same_model_from_both_formats(data_sets, tmp_path, monkeypatch, algorithm):
     from ding.entry import serial_pipeline_offline
 

@@ -9,9 +9,9 @@ import treetensor.torch as ttorch
 from ding.data import DequeBuffer
 from ding.framework import task
 from ding.framework.context import OnlineRLContext
-from ding.model import DQN
-from ding.policy import DQNPolicy
-from ding.utils.data import default_collate
+from ding.model import DQN, DRQN
+from ding.policy import DQNPolicy, R2D2Policy
+from ding.utils.data import default_collate, timestep_collate
 from easydict import EasyDict
 
 from ding_store.buffer import Prioritized, StoreBuffer
@@ -182,3 +182,74 @@ def test_policy_of_di_engine_learns_from_a_mixed_batch(demonstrations):
         assert isinstance(task.ctx.train_data, ttorch.Tensor)
     after = policy.learn_mode.get_attribute('model').parameters()
     assert any(not torch.equal(one, other) for one, other in zip(before, after))
+
+
+def sequence(number, length=6):
+    """Steps of one episode with the state of an LSTM before each, as DI-engine's R2D2 and R2D3 make them."""
+    steps = [number + step / 10 for step in range(length)]
+    return {
+        'obs': [torch.full((4,), each) for each in steps],
+        'action': [torch.tensor([number % 2]) for _ in steps],
+        'reward': [torch.full((2,), each) for each in steps],
+        'done': [torch.tensor(False) for _ in steps],
+        'prev_state': [{'h': torch.full((1, 1, 8), each), 'c': torch.zeros(1, 1, 8)} for each in steps],
+        'weight_of_all': torch.tensor(float(number)),
+    }
+
+
+def sequences(first, length=6, **options):
+    buffer_ = StoreBuffer(100, **options)
+    for number in range(first, first + 20):
+        buffer_.push(sequence(number, length))
+    return buffer_
+
+
+def test_mixed_sequences_equal_the_collated_list_of_their_elements():
+    sources = [(sequences(0), 0.75), (sequences(50), 0.25, {'reward': 7.0})]
+    batch = fetched(data_fetcher(CFG, sources, collate='batch'))
+    assert batch.obs.shape == (6, 16, 4)
+    assert (batch.obs[0, :, 0] >= 50).tolist() == [False] * 12 + [True] * 4
+    assert (batch.reward[:, 12:] == 7).all()
+    assert torch.equal(batch.reward[:, :12, 0], batch.obs[:, :12, 0])
+    assert batch.weight_of_all.tolist() == batch.obs[0, :, 0].tolist()
+    expected = timestep_collate([dict(element) for element in batch])
+    found = timestep_collate(batch)
+    assert set(found) == set(expected)
+    states = [[state['h'].mean().item() for state in of.pop('prev_state')[2]] for of in (expected, found)]
+    assert states[0] == states[1] == pytest.approx((batch.obs[2, :, 0]).tolist())
+    for name, leaf in expected.items():
+        assert torch.equal(found[name], leaf), name
+
+
+def test_priorities_of_mixed_sequences_go_to_their_own_rows():
+    buffer_ = sequences(0, sampler=Prioritized(alpha=1.0, epsilon=0.0))
+    buffer_.update_priorities(np.arange(20), np.r_[np.full(19, 1e-9), 1.0])
+    fetch = data_fetcher(CFG, [(sequences(50), 0.5), (buffer_, 0.5)], collate='batch')
+    batch = fetched(fetch, np.r_[np.ones(8), np.full(8, 1e-12)])
+    assert batch.IS[:8].tolist() == [1.0] * 8
+    assert set(batch.weight_of_all[8:].tolist()) == {19.0}
+    assert 19.0 not in fetched(fetch, np.ones(16)).weight_of_all[8:].tolist(), 'row 19 has the priority 1e-12 now'
+
+
+def test_sequences_that_cannot_be_mixed_are_refused(demonstrations):
+    with pytest.raises(SchemaMismatch, match=r"leaf '\w+' differs between the sources"):
+        fetched(data_fetcher(CFG, [(sequences(0), 0.5), (sequences(50, length=5), 0.5)], collate='batch'))
+    with pytest.raises(ConfigError, match='plain steps, or sequences of replays'):
+        fetched(data_fetcher(CFG, [(sequences(0), 0.5), (demonstrations, 0.5)], collate='batch'))
+
+
+def test_recurrent_policy_learns_from_mixed_sequences():
+    cfg = EasyDict(R2D2Policy.default_config())
+    cfg.update(nstep=2, burnin_step=1, learn_unroll_len=5, priority=True, priority_IS_weight=True)
+    cfg.learn.update(batch_size=8, update_per_collect=2, value_rescale=False)
+    cfg.collect.update(env_num=1, traj_len_inf=False)
+    cfg.eval.env_num = 1
+    policy = R2D2Policy(cfg, model=DRQN(obs_shape=4, action_shape=2, encoder_hidden_size_list=[8]))
+    agent = sequences(0, sampler=Prioritized())
+    with task.start(async_mode=False, ctx=OnlineRLContext()):
+        learner = OffPolicyLearner(
+            EasyDict(seed=0, policy=cfg), policy.learn_mode, [(agent, 0.75), (sequences(50), 0.25)]
+        )
+        learner(task.ctx)
+        assert task.ctx.train_data.obs.shape == (6, 8, 4)
+    assert agent.sampler.priorities.max_priority != 1.0, 'the policy gave priorities to the sequences'

@@ -254,6 +254,9 @@ def test_cache_of_a_tenth_of_the_data_has_all_of_it(tmp_path):
             found = objects.get(refs[number])
             assert found.header == {'n': number}
             assert (found.arrays['x'] == number % 251).all()
+        wanted = [*range(399, -1, -3), 7, 7]  # more than are read at once
+        many = objects.get_many([refs[number] for number in wanted])
+        assert [(one.header['n'], one.arrays['x'].max()) for one in many] == [(n, n % 251) for n in wanted]
         assert objects.delete(refs) == 400
         assert objects.info()[1:3] == ((0, 0), (0, 0))
         assert [path for path in tmp_path.rglob('*') if len(path.name) == 40] == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
 
 import torch
 import treetensor.torch as ttorch
@@ -12,6 +12,7 @@ from treevalue.tree.common import TreeStorage, create_storage
 from ding_store.buffer.batch import Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
 from ding_store.columns import Schema, nodes
+from ding_store.errors import SchemaMismatch
 
 
 class SequenceBatch(TrainBatch):
@@ -24,6 +25,8 @@ class SequenceBatch(TrainBatch):
     """
 
     _own_keys = frozenset({STATE})
+    #: Keys of leaves ``(B, ...)``, which sequences have as a whole.
+    _whole_keys: FrozenSet[str] = frozenset()
 
     def _is_collated_for(self, collation: Collation) -> bool:
         return collation.cat_1dim and collation.stacks_steps
@@ -96,7 +99,69 @@ def sequence_batch(
 
     for key, value in extra.items():
         storage.set(key, value)
-    return SequenceBatch.of(tree, size, elements)
+    return _batch_of(tree, size, elements, frozenset(extra))
+
+
+def joined(batches: Sequence[SequenceBatch]) -> SequenceBatch:
+    """
+    Overview:
+        Return one batch of the sequences of all batches, in their order. Its leaves are copies. Its elements are those
+        of the batches.
+    Raises:
+        - SchemaMismatch: The batches differ in their leaves or in the length of their sequences.
+    """
+    whole = batches[0]._whole_keys
+    storages = [batch._detach() for batch in batches]
+    tree = ttorch.Tensor(_joined_trees('', storages, lambda key: 0 if key in whole else 1))
+
+    def elements() -> List[Dict[str, Any]]:
+        # Without computing what is deferred.
+        return [dict(dict.items(element)) for batch in batches for element in batch.elements()]
+
+    return _batch_of(tree, sum(map(len, batches)), elements, whole)
+
+
+def _batch_of(
+    tree: ttorch.Tensor, size: int, elements: Callable[[], List[Dict[str, Any]]], whole_keys: FrozenSet[str]
+) -> SequenceBatch:
+    batch = SequenceBatch.of(tree, size, elements)
+    batch.__dict__['_whole_keys'] = whole_keys  # as ``of`` sets the list
+    assert isinstance(batch, SequenceBatch)
+    return batch
+
+
+def _joined_trees(path: str, trees: List[Any], axis_of: Callable[[str], int]) -> Any:
+    items = [dict(_items(tree)) for tree in trees]
+    for key in {key for each in items for key in each}:
+        if any(key not in each for each in items):
+            raise _differ(f'{path}{key}', 'only some have it')
+    made = {key: _joined(f'{path}{key}', [each[key] for each in items], axis_of(key)) for key in items[0]}
+    return create_storage(made) if isinstance(trees[0], TreeStorage) else made
+
+
+def _joined(path: str, values: List[Any], axis: int) -> Any:
+    """Join the parts of a leaf along the axis of its sequences."""
+    first = values[0]
+    if all(isinstance(value, torch.Tensor) for value in values):
+        kinds = {(value.dtype, (*value.shape[:axis], *value.shape[axis + 1 :])) for value in values}
+        if len(kinds) > 1:
+            raise _differ(path, ', '.join(f'{value.dtype} {tuple(value.shape)}' for value in values))
+        return torch.cat(values, axis)
+    if all(isinstance(value, (TreeStorage, dict)) for value in values):
+        return _joined_trees(f'{path}.', values, lambda key: axis)
+    if all(isinstance(value, StepRows) for value in values) and len(set(map(len, values))) == 1:
+        return StepRows([row for rows in step for row in rows] for step in zip(*values))
+    if all(isinstance(value, (list, tuple)) for value in values) and len(set(map(len, values))) == 1:
+        return _like(first, [_joined(path, list(each), axis) for each in zip(*values)])
+    if all(value is None for value in values):
+        return None
+    raise _differ(path, ', '.join(type(value).__name__ for value in values))
+
+
+def _differ(path: str, found: str) -> SchemaMismatch:
+    return SchemaMismatch(
+        f'leaf {path!r} differs between the sources of a mixed batch: {found}. Store the same leaves in all of them.'
+    )
 
 
 def _steps(value: Any, length: int, size: int, node: Optional[nodes.Node]) -> List[Any]:

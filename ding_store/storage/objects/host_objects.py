@@ -19,7 +19,7 @@ import time
 from contextlib import contextmanager, suppress
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, TypeVar
 
-from ding_store import private_files
+from ding_store import page_cache, private_files
 from ding_store.errors import NotEnoughSpace, StoreTimeout
 from ding_store.storage.base import Buffer
 from ding_store.storage.objects import object_file
@@ -42,6 +42,8 @@ _SPARE = 64
 #: Directory of the objects that are being written.
 _NEW_DIRECTORY = 'new'
 _PATIENCE_S = 10.0
+#: Number of files that one call reads at the same time.
+_NUM_OPENED = 32
 #: Number of times that other processes may take the room that was made for an object.
 _MIN_TRIES = 10
 
@@ -311,23 +313,46 @@ class HostObjects:
 
     def view(self, ref: str) -> Optional[memoryview]:
         """Return an object's bytes, read-only, or None if it is not on this host."""
+        return self.views([ref])[0]
+
+    def views(self, refs: Sequence[str]) -> List[Optional[memoryview]]:
+        """Return the bytes of several objects, see ``view``. Spilled ones are read from the disk at the same time."""
+        found: List[Optional[memoryview]] = []
+        for first in range(0, len(refs), _NUM_OPENED):
+            opened: List[Optional[Tuple[int, int]]] = []
+            try:
+                for ref in refs[first : first + _NUM_OPENED]:
+                    opened.append(self._opened(ref))
+                for one in opened:
+                    found.append(None if one is None else object_file.read(*one))
+            finally:
+                for one in opened:
+                    if one is not None:
+                        os.close(one[0])
+        return found
+
+    def _opened(self, ref: str) -> Optional[Tuple[int, int]]:
+        """Open an object's file, and return its descriptor and size. The disk begins to read it if it was spilled."""
         for tier in self._tiers():
             try:
                 descriptor = private_files.opener(tier.path(ref))
             except (FileNotFoundError, BlockingIOError):  # It is gone, or becomes a free file just now.
                 continue
+            is_kept = False
             try:
                 status = os.fstat(descriptor)
+                if tier.word == SPILLED:
+                    page_cache.load(descriptor, 0, status.st_size)
                 if may_be_kept(status.st_size) and not _is_at(tier.path(ref), status):
                     continue
                 stamp = tier.order.stamp_at_read(status.st_mtime_ns)
                 if stamp != status.st_mtime_ns:
                     os.utime(descriptor, ns=(stamp, stamp))
-                if tier.word == SPILLED:  # Read all of it at once, not a little ahead of each page.
-                    os.posix_fadvise(descriptor, 0, status.st_size, os.POSIX_FADV_WILLNEED)
-                return object_file.read(descriptor, status.st_size)
+                is_kept = True
+                return descriptor, status.st_size
             finally:
-                os.close(descriptor)
+                if not is_kept:
+                    os.close(descriptor)
         return None
 
     def has(self, ref: str) -> bool:

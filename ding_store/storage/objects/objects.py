@@ -159,15 +159,14 @@ class Objects:
     def get_many(self, refs: Iterable[str], timeout_s: float = 30.0) -> List[StoredObject]:
         """
         Overview:
-            Return several objects in their order, see ``get``. A few of another host are downloaded at the same time.
-            ``timeout_s`` is for all of them.
+            Return several objects in their order, see ``get``. A few are downloaded, or read from the disk, at the
+            same time. ``timeout_s`` is for all of them.
         """
         deadline = time.monotonic() + timeout_s
         wanted = [check_ref(ref) for ref in refs]
-        local, lines = self._enter(), defaultdict(list)
-        found = {}
-        for ref in dict.fromkeys(wanted):
-            view = local.view(ref)
+        lines = defaultdict(list)
+        found, different = {}, list(dict.fromkeys(wanted))
+        for ref, view in zip(different, self._enter().views(different)):
             if view is not None:
                 found[ref] = _decoded(view)
             else:
