@@ -243,6 +243,9 @@ def test_server_is_not_needed_with_another_store():
 class FakeStore:
     client = SimpleNamespace(server=SimpleNamespace(advice=''))
 
+    def nonblocking(self):
+        return contextlib.nullcontext()
+
     def get(self, name):
         return None
 

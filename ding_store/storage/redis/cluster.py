@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Set
-
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.groups import NUM_GROUPS, ClusterNodes, Group
 from ding_store.storage.redis.server import RedisServer
@@ -28,14 +26,3 @@ class ClusterServer(Router):
 
     def _host_of(self, number: int) -> object:
         return self._groups[number].node_in(self._nodes.ranges)
-
-    def connect(self) -> None:
-        """Connect to each node that has a group. Further connections are made with the first commands."""
-        connected: Set[Optional[str]] = set()
-        advice: List[str] = []
-        for group, server in zip(self._groups, self._servers):
-            if group.node_in(self._nodes.ranges) not in connected:
-                server.connect()
-                connected.add(group.node_in(self._nodes.ranges))
-                advice.append(server.advice)
-        self.advice = ' '.join(dict.fromkeys(filter(None, advice)))

@@ -114,6 +114,7 @@ class Connection(Availability):
         #: Code of a transient reply -> since when it comes, and the calls that got it. One warning covers them all.
         self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
         self._away_since = 0.0  # time of the first failure since the last success, 0: no failure
+        self._away_error: Optional[redis.RedisError] = None  # the last failure since the last session began
         self._waiting: Dict[int, redis.RedisError] = {}  # thread that retries a call -> its last error
 
     @property
@@ -193,7 +194,7 @@ class Connection(Availability):
                     self._drop(session, e)
                     is_lost = True
                     # A server that hangs was away since the request. A blocking wait shows no such thing.
-                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic())
+                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic(), e)
                 else:
                     since = self._note_stuck(what, e)
                 error = e
@@ -254,11 +255,20 @@ class Connection(Availability):
         return self._call(what, once)
 
     def is_away(self) -> bool:
-        """True if the connection was lost and not made again yet. A call would now wait for the server, or connect."""
+        """True if the connection was lost, or could not be made at first. A call would now wait for the server."""
         session = self._session
         if session is not None and session.is_hung_up():
             self._drop(session, redis.ConnectionError('the server closed the connection'))
-        return self._session is None and self.num_sessions > 0
+        return self._session is None and self._has_tried
+
+    @property
+    def _has_tried(self) -> bool:
+        """True once a call has connected, or has failed to."""
+        return self.num_sessions > 0 or self._away_since > 0
+
+    def _why_away(self) -> redis.RedisError:
+        error = self._away_error
+        return redis.ConnectionError('the connection was lost' if error is None else text_of(error))
 
     @contextmanager
     def nonblocking(self) -> Iterator[None]:
@@ -328,9 +338,9 @@ class Connection(Availability):
         self._check_open()
         if self._is_over:
             raise StoreClosed(f'cannot connect to {self.address}: the run was retired. Open a new store.')
-        if self.is_nonblocking and self.num_sessions > 0:
+        if self.is_nonblocking and self._has_tried:
             self._open_beside()
-            raise redis.ConnectionError('the connection was lost')
+            raise self._why_away()
         with self._turn_to_open(until):
             session = self._session
             if session is None:
@@ -437,6 +447,7 @@ class Connection(Availability):
         self._log_loss(generation.run_id == self._last_run_id)
         self._last_run_id = generation.run_id
         self.num_sessions += 1
+        self._away_error = None
         if generation.advice and not self.advice:
             self.advice = generation.advice
             if self._group is None or self._group.is_news(self.advice):
@@ -456,8 +467,9 @@ class Connection(Availability):
             for code in [code for code, (_, calls) in list(self._stuck.items()) if what in calls]:
                 self._stuck.pop(code, None)
 
-    def _note_away(self, since: float) -> float:
+    def _note_away(self, since: float, error: redis.RedisError) -> float:
         """Note that the server is away. Return since when it is."""
+        self._away_error = error
         self._away_since = since = self._away_since or since
         return since
 
