@@ -403,8 +403,13 @@ def test_sender_publishes_lost_weights_without_other_server(exchanger, redis_bin
     with ExitStack() as stack:
         servers = [stack.enter_context(RedisServer(redis_binary)) for _ in range(2)]
         store = stack.enter_context(open_store([server.url for server in servers], host_cache_dir=str(tmp_path)))
-        learner = Learner(exchanger(exchangers.model_exchanger, Tied(1), role='learner', store=store))
-        learner.iterate()
+        sessions = []
+
+        def make(session, model):
+            sessions.append(session)
+            return exchangers.model_exchanger(session, model)
+
+        Learner(exchanger(make, Tied(1), role='learner', store=store)).iterate()
         number = shard_of(NAME, 2)
         with servers[number].client() as client:
             client.flushall()
@@ -416,7 +421,7 @@ def test_sender_publishes_lost_weights_without_other_server(exchanger, redis_bin
             assert monotonic() < deadline
             return True if store.get(NAME, timeout_s=timeout_s) else None
 
-        assert learner.sender._session.wait_for('experience', look)
+        assert sessions[0].wait_for('experience', look)
 
 
 @pytest.mark.parametrize('lost', ['all', 'the newest'])

@@ -124,6 +124,19 @@ def test_opening_connects_once_to_each_node(redis_cluster, run):
         assert sum(group.num_sessions for group in groups) == 3
 
 
+def test_groups_share_the_connections_to_a_node(redis_cluster, run):
+    def num_connections():
+        return sum(len(node.client.client_list()) for node in redis_cluster.primaries)
+
+    before = num_connections()
+    with open_store(redis_cluster.url(), run) as store:
+        for group in range(NUM_GROUPS):
+            store.put(f'v/{group}', {}, {})
+            store.append(f's/{group}', {}, chunk(0))
+        assert num_connections() - before <= 2 * 3
+        store.retire()
+
+
 def test_each_search_begins_with_another_node(monkeypatch):
     """A node that is cut off from the others would name the same dead primary again and again."""
     nodes, asked = ClusterNodes('redis+cluster://a:1,b:2,[::1]'), []

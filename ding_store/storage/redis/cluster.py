@@ -12,8 +12,8 @@ from ding_store.storage.urls import address_of
 class ClusterServer(Router):
     """
     Overview:
-        The nodes of a Redis cluster. Names of a run are in groups, and each group is a server of the router: it has
-        connections of its own, and follows its slot from node to node.
+        The nodes of a Redis cluster. Names of a run are in groups, and each group is a server of the router: it follows
+        its slot from node to node. Groups on one node share their connections.
     Arguments:
         - url (:obj:`str`): Names some nodes of the cluster.
     """
@@ -21,8 +21,16 @@ class ClusterServer(Router):
     def __init__(self, url: str, run: str, writer: str, options: RedisOptions) -> None:
         self._nodes = ClusterNodes(url)
         self._groups = [Group(self._nodes, run, number) for number in range(NUM_GROUPS)]
-        super().__init__(run, [RedisServer(url, None, run, writer, options, group) for group in self._groups])
+        self._of_groups = [RedisServer(url, None, run, writer, options, group) for group in self._groups]
+        super().__init__(run, self._of_groups)
         self.address = address_of(url)
+
+    def close(self) -> None:
+        for server in self._of_groups:
+            server.settle()
+        self._nodes.close()  # Then a thread of one group does not connect again when another group's is woken.
+        for server in self._of_groups:
+            server.disconnect()
 
     def _host_of(self, number: int) -> object:
         return self._groups[number].node_in(self._nodes.ranges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -109,7 +110,7 @@ class Connection(Availability):
         self._opener: Optional[threading.Thread] = None
         self._server_url = ''  # of the last session
         self._watcher: Optional[threading.Thread] = None
-        self._closed = threading.Event()
+        self._closed = threading.Event() if group is None else group.closed
         self._is_over = False
         #: Code of a transient reply -> since when it comes, and the calls that got it. One warning covers them all.
         self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
@@ -347,23 +348,23 @@ class Connection(Availability):
                 if self.num_sessions == 0:
                     check_files(self._url)
                 url, num_ends = self._target(until)
-                in_key = self._options.server_generation == 'key'
-                generation = ServerGeneration(
-                    self.address, num_ends, self._generation_key, in_key, self._group is not None
-                )
-                client = make_client(
-                    url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
-                )
-                client.info('server')
-                self._note_session(generation)
+                make = functools.partial(self._make_session, url, num_ends, until)
+                session = make() if self._group is None else self._group.session_at(url, make)
+                self._note_session(session.generation)
                 self._server_url = url
-                guard = () if self._group is None else self._group.guard
-                session = self._session = ServerSession(client, self._scripts, generation, guard=guard)
+                self._session = session
                 if self._closed.is_set():
                     session.close()  # close() may have run before this session was set
                     self._check_open()
                 self._watch_sentinels()
             return session
+
+    def _make_session(self, url: str, num_ends: int, until: float) -> ServerSession:
+        in_key, in_cluster = self._options.server_generation == 'key', self._group is not None
+        generation = ServerGeneration(self.address, num_ends, self._generation_key, in_key, in_cluster)
+        client = make_client(url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s)
+        client.info('server')
+        return ServerSession(client, self._scripts, generation)
 
     def _watch_sentinels(self) -> None:
         """Start the thread that notices when the sentinels name another primary."""
@@ -440,7 +441,8 @@ class Connection(Availability):
                 return  # Another thread dropped it first.
             self._session = None
             self._lost = error
-        session.close()
+        if self._group is None or code_of(error) != 'MOVED':  # Other groups stay at the node that one has left.
+            session.close()
 
     def _note_session(self, generation: ServerGeneration) -> None:
         """Count a new session, and log what is worth knowing about its server."""

@@ -88,7 +88,7 @@ class Router(Server):
             - StoreUnavailable: None of them can be reached, or not all of them can be and the run has not begun.
         """
         try:
-            away = self._connect()
+            away = self._connect_all()
             if not self._is_begun(away) and away:
                 error = next(iter(away.values()))
                 raise StoreUnavailable(f'{str(error).rstrip(".")}. A run begins with all of its servers') from error
@@ -99,7 +99,7 @@ class Router(Server):
         for reason in _reasons(away):
             logger.warning('%s. Until it is back, calls for its names wait', reason.rstrip('.'))
 
-    def _connect(self) -> Away:
+    def _connect_all(self) -> Away:
         """Try to connect to each server. Raise StoreUnavailable if none can be reached."""
         away = self._try_each(lambda server: server.connect())
         if len(away) == len(self._servers):
@@ -140,7 +140,7 @@ class Router(Server):
 
     def connect_to_read(self) -> None:
         """Connect in a process that only reads. Before it reads, it calls ``look``."""
-        self._connect()
+        self._connect_all()
 
     def look(self, make_empty: Callable[[], Server]) -> List[str]:
         """
