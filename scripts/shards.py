@@ -3,11 +3,13 @@
     python scripts/shards.py --rounds 9
 
 Each way has servers of its own. Each round measures all ways once, in an order that changes: one server by its URL, and
-1, 2 and 3 servers by redis+shards://. A chunk is an append to one of six partitions, its read, and the ack with the
+1, 2 and 3 servers by redis+shards://. In the last way, the same process uses 3 servers by 3 stores without a router, so
+the difference to '3' is the router's. A chunk is an append to one of six partitions, its read, and the ack with the
 progress. All chunks go through Redis. Ratios are to the server by its URL, in the same round: the median, and the
 lowest and highest one. A ratio of chunks per second below 1 is slower. Server CPU is that of INFO cpu, of all servers.
 
-Client and servers share this machine's cores, so this shows costs. It shows no gain by several cores.
+Client and servers share this machine's cores, so this shows costs. It shows no gain by several cores. On two cores,
+one server and the client keep a core each, while three servers displace each other and the client.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, Dict, List
 
 import numpy as np
 
-from ding_store.storage import Reader, open_store
+from ding_store.storage import Reader, Store, open_store
 from ding_store.storage.embedded.binary import find_server
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / 'tests')]
@@ -32,9 +34,10 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / 'tests')]
 from redis_server import RedisServer  # noqa: E402
 
 NUM_PARTITIONS = 6
-#: Name of a way -> its number of servers. The first one has no router.
-WAYS = {'1, plain': 1, '1, routed': 1, '2': 2, '3': 3}
-PLAIN = next(iter(WAYS))
+#: Name of a way -> its number of servers.
+WAYS = {'1, plain': 1, '1, routed': 1, '2': 2, '3': 3, '3, plain': 3}
+#: The ways without a router.
+PLAIN = ('1, plain', '3, plain')
 TITLES = {'chunks_per_s': 'chunks/s', 'client_us': 'client CPU per chunk', 'server_us': 'server CPU per chunk'}
 
 
@@ -57,7 +60,7 @@ def main() -> int:
     print(f'{options.rounds} rounds of {options.chunks} chunks of {options.bytes} bytes')
     print(f'{"servers":10}' + ''.join(f'{title + ", ratio":>32}' for title in TITLES.values()))
     for name, found in figures.items():
-        print(f'{name:10}' + ''.join(f'{text_of(ratios(found, figures[PLAIN], key)):>32}' for key in TITLES))
+        print(f'{name:10}' + ''.join(f'{text_of(ratios(found, figures[PLAIN[0]], key)):>32}' for key in TITLES))
     for name in ('client_us', 'server_us'):
         print(f'{name}: ' + ', '.join(f'{way} {median(one[name] for one in figures[way]):.0f}' for way in WAYS))
     if options.json:
@@ -88,19 +91,28 @@ class Way:
         ports = free_ports(num_servers)
         servers = [stack.enter_context(RedisServer(str(find_server()), '--port', str(port))) for port in ports]
         self._clients = [stack.enter_context(server.client()) for server in servers]
-        scheme = 'redis' if name == PLAIN else 'redis+shards'
-        url = f'{scheme}://{",".join(f"127.0.0.1:{port}" for port in ports)}'
-        self._store, other = (stack.enter_context(open_store(url, 'shards', host_plane='off')) for _ in range(2))
-        assert (type(other.client.server).__name__ == 'ShardedServer') == (name != PLAIN)
-        self._readers = [Reader(other, f'experience/{number}', 'learner') for number in range(NUM_PARTITIONS)]
+        addresses = [f'127.0.0.1:{port}' for port in ports]
+        is_plain = name in PLAIN
+        urls = [f'redis://{one}' for one in addresses] if is_plain else [f'redis+shards://{",".join(addresses)}']
+        writers, others = ([stack.enter_context(self._opened(url)) for url in urls] for _ in range(2))
+        assert (type(others[0].client.server).__name__ == 'ShardedServer') == (not is_plain)
+        #: Of each partition.
+        self._writers = [writers[number % len(writers)] for number in range(NUM_PARTITIONS)]
+        self._readers = [
+            Reader(others[number % len(others)], f'experience/{number}', 'learner') for number in range(NUM_PARTITIONS)
+        ]
         self._arrays = {'x': np.random.default_rng(0).integers(0, 256, num_bytes, np.uint8)}
+
+    @staticmethod
+    def _opened(url: str) -> Store:
+        return open_store(url, 'shards', host_plane='off')
 
     def measure(self, num_chunks: int) -> Dict[str, float]:
         cpu_s, client_s, begin = self._cpu_s(), time.process_time(), time.perf_counter()
         for number in range(num_chunks):
             partition = number % NUM_PARTITIONS
             reader = self._readers[partition]
-            self._store.append(reader.stream, {'number': number}, self._arrays)
+            self._writers[partition].append(reader.stream, {'number': number}, self._arrays)
             (entry,) = reader.read()
             reader.advance(entry.id, f'progress/{partition}', {'number': number})
         wall_s, client_s = time.perf_counter() - begin, time.process_time() - client_s

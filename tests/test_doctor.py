@@ -243,6 +243,9 @@ def test_server_is_not_needed_with_another_store():
 class FakeStore:
     client = SimpleNamespace(server=SimpleNamespace(advice=''))
 
+    def nonblocking(self):
+        return contextlib.nullcontext()
+
     def get(self, name):
         return None
 
@@ -448,6 +451,15 @@ def test_exit_status_is_that_of_the_worst_finding(monkeypatch, capsys, findings,
     assert len(json.loads(capsys.readouterr().out)) == len(findings)
     assert doctor.main([]) == status
     assert f'{len(findings[2:])} FAIL' in capsys.readouterr().out
+
+
+def test_doctor_checks_the_store_of_the_environment(monkeypatch):
+    """A URL on the command line would show its password to every user of the host."""
+    checked = []
+    monkeypatch.setattr(doctor, 'check_all', lambda url, run: checked.append(url) or [])
+    monkeypatch.setenv('DING_STORE_URL', 'redis://one')
+    assert (doctor.main([]), doctor.main(['--store', 'redis://other'])) == (0, 0)
+    assert checked == ['redis://one', 'redis://other']
 
 
 @pytest.mark.parametrize('module', ['numpy', 'redis', 'hiredis', 'torch', 'ding'])

@@ -575,6 +575,7 @@ def test_public_names_are_complete_and_importable(name):
 #: Names that a package's file imports for its own use.
 HELPERS: Dict[str, Set[str]] = {
     'ding_store.doctor': {
+        'ENV_URL',
         'Environment',
         'check_packages',
         'check_servers',

@@ -11,7 +11,7 @@ from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
 from ding_store.doctor.machine_checks import check_system
 from ding_store.doctor.package_checks import check_packages
 from ding_store.doctor.redis_checks import check_servers
-from ding_store.environment import Environment, read_environment
+from ding_store.environment import ENV_URL, Environment, read_environment
 
 __all__ = ['FAIL', 'OK', 'WARN', 'Finding', 'check_all', 'main']
 
@@ -36,10 +36,10 @@ def main(argv: Optional[Sequence[str]] = None, examine: Optional[Callable[[Envir
           argument is True for JSON.
     """
     arguments, environment = _parser().parse_args(argv), read_environment()
+    url = arguments.store or environment.url
     if arguments.run is not None and examine is not None:
-        url = arguments.store or environment.url
         return examine(replace(environment, url=url, run=arguments.run), arguments.json)
-    findings = check_all(arguments.store, environment.run)
+    findings = check_all(url, environment.run)
     sys.stdout.write((to_json(findings) if arguments.json else to_table(findings)) + '\n')
     return int(any(finding.status == FAIL for finding in findings))
 
@@ -48,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog='ding-store doctor', description='Check this environment and report how to fix its problems.'
     )
-    parser.add_argument('--store', metavar='URL', help='also check the store at this URL, e.g. redis://host:6379')
+    parser.add_argument(
+        '--store',
+        metavar='URL',
+        help=f'also check the store at this URL, e.g. redis://host:6379 (default: {ENV_URL} in the environment)',
+    )
     parser.add_argument(
         '--run',
         metavar='NAME',

@@ -9,8 +9,7 @@ from typing import Any, Dict
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import print_to
-from ding_store.launch.status import Look, check_running, has_ended
-from ding_store.run.session import RunSession
+from ding_store.launch.status import check_running, has_ended, opened_look
 
 
 def serve_metrics(config: StoreConfig, address: str, port: int, every_s: float = 1.0) -> int:
@@ -22,11 +21,10 @@ def serve_metrics(config: StoreConfig, address: str, port: int, every_s: float =
         - ConfigError: prometheus_client is not installed, or the port cannot be opened.
     """
     check_running(config)
-    with RunSession(config).store as store:
-        look = Look(store)
+    with opened_look(config) as look:
 
         def read() -> Dict[str, Any]:
-            with store.nonblocking():
+            with look.store.nonblocking():
                 return look.read(0.0)
 
         server = start_server(str(config.run), read, address, port)

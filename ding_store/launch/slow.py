@@ -10,10 +10,9 @@ from ding_store.config import StoreConfig
 from ding_store.doctor.finding import FAIL, OK, WARN, Finding, to_json, to_table
 from ding_store.launch.core_use import CoreUse
 from ding_store.launch.printing import printable
-from ding_store.launch.status import Look, check_known, check_running
+from ding_store.launch.status import check_known, check_running, opened_look
 from ding_store.metrics.slow import Answer, why_slow
 from ding_store.run.members import Members
-from ding_store.run.session import RunSession
 
 #: Seconds of the run that the shares are of.
 MEASURE_S = 5.0
@@ -24,12 +23,11 @@ BUSY = 0.2
 def show_why_slow(config: StoreConfig, as_json: bool) -> int:
     """Print the answers for a run. Return 1 if something should be changed."""
     check_running(config)
-    with RunSession(config).store as store:
-        check_known(store, config)
-        members = Members(store)
-        members.refresh()
+    with opened_look(config) as look:
+        look.attempt(lambda away: None if away else check_known(look.store, config))
+        members = look.attempt(lambda away: Members(look.store).refresh())
         use = CoreUse(member.pid for member in members.by_id.values() if member.host == os.uname().nodename)
-        findings = findings_of(Look(store).read(MEASURE_S), use)
+        findings = findings_of(look.read(MEASURE_S), use)
     sys.stdout.write((to_json(findings) if as_json else printable(to_table(findings))) + '\n')
     return int(any(finding.status != OK for finding in findings))
 

@@ -7,9 +7,10 @@ import math
 import os
 import sys
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, TypeVar
 
 from rich.console import Console
 from rich.live import Live
@@ -32,22 +33,25 @@ from ding_store.storage.store import Store
 from ding_store.storage.urls import directory_of, names_cluster, names_several, root_of
 
 RATE_S = 1.0
-#: Time to connect to each of several servers, if one of them could not be reached before.
+#: Time to connect to each of several servers.
 _AWAY_S = 2.0
+#: How often a look begins again because one of several servers goes away or comes back during it.
+_NUM_ATTEMPTS = 4
 #: Version of the JSON, see docs/reference/status-json.md. It grows if a name is removed or changes its meaning.
 VERSION = 1
 #: Parts of a member's work, and those that are waits.
 PARTS = {'learner': LEARNER_PARTS, 'collector': COLLECTOR_PARTS}
+FindAway = Callable[[], List[str]]
+T = TypeVar('T')
 WAITS = [part for parts in PARTS.values() for part in parts if part.startswith('wait')]
 
 
 def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], everything: bool = False) -> int:
     """Show a run's status once, or every ``every_s`` seconds until the run ends."""
     check_running(config)
-    store, away = _opened(config)
-    with store:
-        check_known(store, config, away)
-        statuses = _statuses(store, config, every_s, away)
+    with opened_look(config) as look:
+        look.attempt(lambda away: None if away else check_known(look.store, config))
+        statuses = _statuses(look, config, every_s)
         if as_json:
             for status in statuses:
                 sys.stdout.write(to_json(status) + '\n')
@@ -57,30 +61,29 @@ def show_status(config: StoreConfig, as_json: bool, every_s: Optional[float], ev
     return 0
 
 
-def _opened(config: StoreConfig) -> Tuple[Store, List[str]]:
-    """Open the run's store. If some of its servers cannot be reached, return why, and read the others."""
-    try:
-        return RunSession(config).store, []
-    except StoreUnavailable:
-        if not (names_several(config.url) or names_cluster(config.url)):
-            raise
-        from ding_store.storage.redis.store import open_to_read
+@contextmanager
+def opened_look(config: StoreConfig) -> Iterator[Look]:
+    """Open a run's store to look at it. With several servers, one that can be reached is enough."""
+    if not (names_several(config.url) or names_cluster(config.url)):
+        with RunSession(config).store as store:
+            yield Look(store)
+        return
+    from ding_store.storage.redis.store import open_to_read
 
-        options = {'connect_timeout_s': _AWAY_S, **config.open_options()}
-        return open_to_read(config.url, config.run or 'default', host=host_options(options), **options)
+    options = {'connect_timeout_s': _AWAY_S, **config.open_options()}
+    store, find_away = open_to_read(config.url, config.run or 'default', host=host_options(options), **options)
+    with store:
+        yield Look(store, find_away)
 
 
-def check_known(store: Store, config: StoreConfig, away: Sequence[str] = ()) -> None:
-    """Raise ConfigError if a server of several runs has nothing of this one, and no other server may have it."""
+def check_known(store: Store, config: StoreConfig) -> None:
+    """Raise ConfigError if a server of several runs has nothing of this one."""
     info = store.info()
-    if not away and not (info.streams or info.values) and not config.url.startswith('embedded:'):
+    if not (info.streams or info.values) and not config.url.startswith('embedded:'):
         raise ConfigError(f'there is no run {config.run!r} at {info.address} (choose with --run)')
 
 
-def _statuses(
-    store: Store, config: StoreConfig, every_s: Optional[float], away: Sequence[str]
-) -> Iterator[Dict[str, Any]]:
-    look = Look(store, away)
+def _statuses(look: Look, config: StoreConfig, every_s: Optional[float]) -> Iterator[Dict[str, Any]]:
     yield look.read(RATE_S)
     while every_s is not None and not has_ended(config):
         time.sleep(every_s)
@@ -162,10 +165,16 @@ def read_status(store: Store, rate_s: float) -> Dict[str, Any]:
 
 
 class Look:
-    """Reads a run's status again and again. Rates and shares are of the time since the look before."""
+    """
+    Overview:
+        Reads a run's status again and again. Rates and shares are of the time since the look before.
+    Arguments:
+        - find_away (:obj:`Optional[Callable]`): Looks which of several servers are away: see ``open_to_read``. What
+          those have is missing in the status. None: wait for a server that is away.
+    """
 
-    def __init__(self, store: Store, away: Sequence[str] = ()) -> None:
-        self._store, self._members, self._away = store, Members(store), list(away)
+    def __init__(self, store: Store, find_away: Optional[FindAway] = None) -> None:
+        self.store, self._members, self._find_away = store, Members(store), find_away
         self._before: Optional[Figures] = None
         self._seen: Dict[str, Dict[str, Any]] = {}  # member id -> its figures at the look before
 
@@ -177,12 +186,26 @@ class Look:
             - wait_s (:obj:`float`): Before the first status, wait so long, and up to as long again for a report of the
               learner.
         """
+        return self.attempt(lambda away: self._read(wait_s, away))
+
+    def attempt(self, read: Callable[[List[str]], T]) -> T:
+        """Call ``read`` with the reasons why servers are away, and again if another one goes away during the call."""
+        away: List[str] = []
+        for _ in range(_NUM_ATTEMPTS):
+            if self._find_away is None:
+                break
+            with suppress(StoreUnavailable), self.store.nonblocking():
+                away = self._find_away()
+                return read(away)
+        return read(away)  # It waits for the server, and raises the error.
+
+    def _read(self, wait_s: float, away: List[str]) -> Dict[str, Any]:
         if self._before is None:
             self._before = Figures.of(self._members.refresh())
             self._seen = {member.id: member.figures for member in self._members.by_id.values()}
             self._wait_for_report(self._before, wait_s)
         figures = Figures.of(self._members.refresh())
-        rate, info, end = rates(self._before, figures), self._store.info(), end_of(self._store)
+        rate, info, end = rates(self._before, figures), self.store.info(), end_of(self.store)
         states = self._members.states()
         status = {
             'version': VERSION,
@@ -190,10 +213,10 @@ class Look:
             'run': info.run,
             'store': info.address,
             'server': info.server,
-            'servers_away': self._away,
+            'servers_away': away,
             'finished': end.reason if end else None,
             'failed': end.failed if end else None,
-            'history': history_of(self._store),
+            'history': history_of(self.store),
             'scale': self._scale(),
             'figures': asdict(figures),
             'rates_per_s': {
@@ -219,7 +242,7 @@ class Look:
         return status
 
     def _scale(self) -> Optional[Dict[str, Any]]:
-        target = target_of(self._store)
+        target = target_of(self.store)
         return None if target is None else target._asdict()
 
     def _wait_for_report(self, before: Figures, wait_s: float) -> None:

@@ -27,6 +27,7 @@ class RunCollector(Collector):
     """
     Overview:
         Reads a run's status at each scrape. While the store is away, ``ding_store_server_up`` is 0, and alone.
+        If one of several servers is away, it is 0 beside what the others have.
     Arguments:
         - run (:obj:`str`): The label ``run`` of all series.
         - read (:obj:`Callable`): Returns the status, see docs/reference/status-json.md.
@@ -47,7 +48,8 @@ class RunCollector(Collector):
                 status = self._read()
             except StoreError:
                 pass
-        yield self._gauge('server_up', 'Whether the store answers (1) or not (0).', {(): float(status is not None)})
+        is_up = status is not None and not status['servers_away']
+        yield self._gauge('server_up', 'Whether all servers of the store answer (1) or not (0).', {(): float(is_up)})
         if status is not None:
             yield from self._of_run(status)
             yield from self._of_members(status['members'])

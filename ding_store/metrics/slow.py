@@ -60,9 +60,11 @@ def why_slow(status: Status, others: Sequence[Answer] = ()) -> List[Answer]:
         - others (:obj:`Sequence[Answer]`): What was found otherwise, to be put among the answers.
     """
     ended, stalled = list(_end(status)), list(_stalled(status))
+    away = list(_away(status))
     if ended:
-        return [*ended, *(_members(status) if status['failed'] else ())]
+        return [*away, *ended, *(_members(status) if status['failed'] else ())]
     answers = [
+        *away,
         *_members(status),
         *_losses(status),
         *_ranks(status),
@@ -85,6 +87,11 @@ def _stalled(status: Status) -> Iterator[Answer]:
     if full and waits >= STALLED:
         found = f'nothing moves: collectors wait for room in {plain(full[0])}, and the learner waits for experience'
         yield Answer('stalled', found, _fix_of_full(status, full[0]), fails=True)
+
+
+def _away(status: Status) -> Iterator[Answer]:
+    for reason in status['servers_away']:
+        yield Answer('server', f'what it has is missing here. {plain(reason)}', 'start this server again', fails=True)
 
 
 def _end(status: Status) -> Iterator[Answer]:

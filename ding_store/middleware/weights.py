@@ -176,10 +176,10 @@ class WeightsSender(_WeightsExchanger):
         now = time.monotonic()
         if self._published_iter is None or now < self._looked_at + LOOK_EVERY_S:
             return
-        self._looked_at, stored = now, self.version
+        self._looked_at, is_there = now, True
         with best_effort(self._session.store):
-            stored = self._session.store.info().values.get(self._value, 0)
-        if stored < self.version:
+            is_there = self._session.store.wait_for_version(self._value, self.version, 0.0)
+        if not is_there:
             self._publish()
 
     def _publish(self) -> None:

@@ -11,10 +11,13 @@ from redis_server import RedisServer, left_by_runs
 from ding_store.config import StoreConfig
 from ding_store.environment import ENV_URL
 from ding_store.errors import ConfigError, StoreUnavailable
-from ding_store.launch.status import show_status
+from ding_store.launch.status import Look, show_status
+from ding_store.metrics.slow import why_slow
 from ding_store.storage import open_store
 from ding_store.storage.redis.groups import NUM_GROUPS, slot_of, tag_of
+from ding_store.storage.redis.store import open_to_read
 from ding_store.storage.shards.placement import shard_of
+from ding_store.storage.testing import eventually
 
 pytest.importorskip('ding')
 pytest.importorskip('gym')
@@ -62,7 +65,7 @@ def test_status_names_a_server_that_is_away(capsys, monkeypatch, redis_binary):
         assert found['server'].startswith(('redis ', 'valkey '))
         assert 'memory' not in found['server']
         (reason,) = found['servers_away']
-        assert f'unix://{other.socket} cannot be reached' in reason
+        assert f'unix://{other.socket} is away: ' in reason
         show_status(config, as_json=False, every_s=None)
         assert 'what a server has is missing here' in capsys.readouterr().out
         swapped = replace(config, url=f'{other.url} {one.url}')
@@ -71,6 +74,34 @@ def test_status_names_a_server_that_is_away(capsys, monkeypatch, redis_binary):
         one.kill()
         with pytest.raises(StoreUnavailable, match='cannot be reached'):
             show_status(config, as_json=True, every_s=None)
+
+
+def test_status_sees_servers_leave_and_return(redis_binary):
+    def values_and_away():
+        found = look.read(0.0)
+        return sorted(found['values']), [reason.split(' is away')[0] for reason in found['servers_away']]
+
+    with RedisServer(redis_binary) as one, RedisServer(redis_binary, '--appendonly', 'yes') as other:
+        url = f'{one.url} {other.url}'
+        with open_store(url, 'r') as store:
+            store.put('v/0', {}, {})
+            store.put('v/1', {}, {})
+        other.kill()
+        store, find_away = open_to_read(url, 'r', connect_timeout_s=0.1)
+        with store:
+            look = Look(store, find_away)
+            assert values_and_away() == (['v/0'], [f'look: {other.url}'])
+            status = look.read(0.0)
+            assert f'look: {other.url} is away' in why_slow(status)[0].found
+            assert why_slow(status)[0].fails
+            other.start()
+            eventually(lambda: values_and_away() == (['v/0', 'v/1'], []), 'it is seen')
+            one.kill()
+            assert values_and_away() == (['v/1'], [f'look: {one.url}'])
+            other.kill()
+            assert values_and_away() == ([], [f'look: {one.url}', f'look: {other.url}'])
+            other.start()
+            eventually(lambda: values_and_away()[0] == ['v/1'], 'it is seen again')
 
 
 def test_job_in_a_cluster_ends_in_order(tmp_path, redis_cluster):

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ding_store import cli
 from ding_store.errors import ConfigError, StoreUnavailable
 from ding_store.launch.metrics import start_server
-from ding_store.launch.status import Look
+from ding_store.launch.status import Look, read_status
 from ding_store.run.members import STREAM_OPTIONS, Member
 from ding_store.storage import open_store
 
@@ -141,6 +141,13 @@ def test_store_that_is_away_is_a_server_that_is_down(store):
 
     with exporter(store, read) as scrape:
         assert scrape() == {('ding_store_server_up',): 0}
+
+
+def test_one_of_several_servers_that_is_away_counts_as_down(store):
+    with exporter(store, lambda: {**read_status(store, 0.0), 'servers_away': ['away']}) as scrape:
+        report(store, 'learner', train_iter=5)
+        found = scrape()
+        assert (found['ding_store_server_up',], found['ding_store_train_iterations_total',]) == (0, 5)
 
 
 def test_hostile_reports_do_not_stop_the_exporter(store):

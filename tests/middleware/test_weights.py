@@ -8,12 +8,14 @@ import subprocess
 import types
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from copy import deepcopy
 from time import monotonic
 
 import numpy as np
 import pytest
 from inside import num_slots_of  # noqa: E402
+from redis_server import RedisServer
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError, SchemaMismatch
@@ -22,6 +24,8 @@ from ding_store.run.members import SILENT_AFTER, Member, Members
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.base import Value
+from ding_store.storage.shards.placement import shard_of
+from ding_store.storage.testing import eventually
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('ding')
@@ -348,7 +352,8 @@ def exchanger(opened, monkeypatch):
     def make_one(make, *arguments, role='collector', **settings):
         options = {key: settings.pop(key) for key in list(settings) if key.startswith('weights_')}
         task._roles = {getattr(task.role, role.upper())}
-        session = RunSession(StoreConfig(enable=True, wait_warn_s=5, **options), store=opened())
+        store = settings.pop('store', None) or opened()
+        session = RunSession(StoreConfig(enable=True, wait_warn_s=5, **options), store=store)
         return make(session, *arguments, **settings)
 
     return make_one
@@ -392,6 +397,31 @@ def test_collector_has_the_newest_weights_and_their_version(exchanger):
     late = Tied()
     exchanger(exchangers.model_exchanger, late)(ctx)
     assert_same(model, late)
+
+
+def test_sender_publishes_lost_weights_without_other_server(exchanger, redis_binary, tmp_path):
+    with ExitStack() as stack:
+        servers = [stack.enter_context(RedisServer(redis_binary)) for _ in range(2)]
+        store = stack.enter_context(open_store([server.url for server in servers], host_cache_dir=str(tmp_path)))
+        sessions = []
+
+        def make(session, model):
+            sessions.append(session)
+            return exchangers.model_exchanger(session, model)
+
+        Learner(exchanger(make, Tied(1), role='learner', store=store)).iterate()
+        number = shard_of(NAME, 2)
+        with servers[number].client() as client:
+            client.flushall()
+        servers[1 - number].kill()
+        eventually(lambda: store.is_away, 'it is noticed')
+        deadline = monotonic() + WAIT_S
+
+        def look(timeout_s):
+            assert monotonic() < deadline
+            return True if store.get(NAME, timeout_s=timeout_s) else None
+
+        assert sessions[0].wait_for('experience', look)
 
 
 @pytest.mark.parametrize('lost', ['all', 'the newest'])

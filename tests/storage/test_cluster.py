@@ -124,6 +124,29 @@ def test_opening_connects_once_to_each_node(redis_cluster, run):
         assert sum(group.num_sessions for group in groups) == 3
 
 
+def test_groups_share_the_connections_to_a_node(cluster, run):
+    def num_connections():
+        lists = [node.client.client_list() for node in cluster.nodes_with_slots()]
+        return sum(one['user'] == 'ding' for clients in lists for one in clients)
+
+    with open_store(cluster.url(), run) as store:
+        for group in range(NUM_GROUPS):
+            store.put(f'v/{group}', {}, {})
+            store.append(f's/{group}', {}, chunk(0))
+        assert num_connections() == 3, 'one thread needs one connection to each node'
+        source = cluster.node_of(slot_for(run, SECOND))
+        others = [f'v/{group}' for group in range(NUM_GROUPS) if group != shard_of(SECOND, NUM_GROUPS)]
+        stay = [name for name in others if cluster.node_of(slot_for(run, name)) is source]
+        cluster.move(slot_for(run, SECOND), other_than(cluster, source))
+        store.append(SECOND, {}, chunk(1))
+        assert not any(store.is_away_for(name) for name in stay)
+        assert {store.put(name, {}, {}) for name in stay} == {2}
+        sessions = [store.client.server.availability_of(name).num_sessions for name in stay]
+        assert sessions == [1] * len(stay), 'a group that leaves disturbs no other one'
+        store.retire()
+    eventually(lambda: num_connections() == 0, 'all connections are closed')
+
+
 def test_each_search_begins_with_another_node(monkeypatch):
     """A node that is cut off from the others would name the same dead primary again and again."""
     nodes, asked = ClusterNodes('redis+cluster://a:1,b:2,[::1]'), []
@@ -326,8 +349,8 @@ def test_planned_failover_loses_nothing(cluster, run):
         flow.go_on()
 
 
-def test_node_without_replica_delays_only_its_names(cluster, run, monkeypatch):
-    options = {'reconnect_timeout_s': 0.5, 'check_every_s': 0.1, 'host_plane': 'off'}
+def test_node_without_replica_delays_only_its_names(cluster, run, monkeypatch, caplog):
+    options = {'reconnect_timeout_s': 0.3, 'check_every_s': 0.1, 'host_plane': 'off'}
     with open_store(cluster.url(), run, **options) as store, Flow(cluster.url(), run, FIRST, host_plane='off') as flow:
         store.append(SECOND, {}, chunk(0))
         node = cluster.node_of(slot_for(run, SECOND))
@@ -340,12 +363,16 @@ def test_node_without_replica_delays_only_its_names(cluster, run, monkeypatch):
         with monkeypatch.context() as patched:
             connect = Mock(side_effect=ClusterNode.connect)
             patched.setattr(ClusterNode, 'connect', lambda server: connect(server))
-            found, away = open_to_read(cluster.url(), run, connect_timeout_s=0.1)
+            found, find_away = open_to_read(cluster.url(), run, connect_timeout_s=0.01)
         with found:
-            assert (found.info().counters, len(away)) == ({FIRST: 1}, 1)
+            assert len(find_away()) == 1
+            assert found.info().counters == {FIRST: 1}
         num_on_it = sum(cluster.node_of(slot_of(tag_of(run, group))) is node for group in range(NUM_GROUPS))
         assert num_on_it > 1
-        assert connect.call_count == NUM_GROUPS - num_on_it + 1, 'one try for all groups of the node'
+        assert connect.call_count == 3, 'one try for all groups of a node'
+        with open_store(cluster.url(), run, connect_timeout_s=0.01) as late:
+            assert f'connect: redis://{node.address}, which has' in caplog.text
+            assert late.add(FIRST, 1) == 2
         flow.go_on()
         with contextlib.suppress(errors.AppendUnsettled):
             store.append(SECOND, {}, chunk(1))

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -252,6 +253,36 @@ def test_server_that_lost_its_memory_gets_the_list_again(servers, run, second_re
 
 
 # --- one server away
+
+
+def test_store_opens_while_one_server_is_away(servers, run, second_returns, caplog):
+    with open_store(url_of(servers), run) as store:
+        store.append(FIRST, {}, chunk(0))
+    second_returns.kill()
+    with in_time(), pytest.raises(errors.ConfigError, match='is on the servers'):
+        open_store(url_of(servers[::-1]), run, connect_timeout_s=0.1)
+    with open_store(url_of(servers), run, connect_timeout_s=0.1) as store, ThreadPoolExecutor() as pool:
+        (warning,) = caplog.messages
+        assert warning.startswith(f'connect: {second_returns.url} cannot be reached. Start a redis-server there')
+        assert warning.endswith('Until it is back, calls for its names wait')
+        with in_time():
+            assert append_and_read(store, FIRST, 1) == 1
+            assert (store.is_away, store.is_away_for(FIRST), store.is_away_for(SECOND)) == (True, False, True)
+            with store.nonblocking(), pytest.raises(errors.StoreUnavailable, match=second_returns.url):
+                store.add(SECOND, 1)
+        waiting = pool.submit(append_and_read, store, SECOND, 2)
+        second_returns.start()
+        assert waiting.result(WAIT_S) == 2
+        assert not store.is_away
+
+
+def test_run_begins_with_all_of_its_servers(servers, run, second_returns):
+    second_returns.kill()
+    with in_time(), pytest.raises(errors.StoreUnavailable, match='A run begins with all of its servers') as caught:
+        open_store(url_of(servers), run, connect_timeout_s=0.1)
+    assert f'{second_returns.url} cannot be reached' in str(caught.value)
+    with in_time(), pytest.raises(errors.StoreUnavailable, match='redis://127.0.0.1:1 cannot be reached'):
+        open_store('redis://127.0.0.1:1 redis://127.0.0.1:2', run, connect_timeout_s=0.1)
 
 
 @pytest.mark.parametrize('host_plane', ['auto', 'off'])

@@ -82,7 +82,7 @@ class RedisAppends:
     def _drop_parts(self, what: str, key: str, payload: bytes) -> None:
         """Delete the parts of a refused payload: they would only take up room."""
         keys = place_of(key, payload).keys
-        self._connection.call(what, lambda session: session.client.unlink(*keys))
+        self._connection.call(what, lambda session: session.ask(('UNLINK', *keys)))
 
     def _part_key(self, stream: str, sequence: int, payload: bytes) -> str:
         if not is_large(payload):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List, Optional, Set
-
 from ding_store.storage.options import RedisOptions
 from ding_store.storage.redis.groups import NUM_GROUPS, ClusterNodes, Group
 from ding_store.storage.redis.server import RedisServer
@@ -14,8 +12,8 @@ from ding_store.storage.urls import address_of
 class ClusterServer(Router):
     """
     Overview:
-        The nodes of a Redis cluster. Names of a run are in groups, and each group is a server of the router: it has
-        connections of its own, and follows its slot from node to node.
+        The nodes of a Redis cluster. Names of a run are in groups, and each group is a server of the router: it follows
+        its slot from node to node. Groups on one node share their connections.
     Arguments:
         - url (:obj:`str`): Names some nodes of the cluster.
     """
@@ -23,19 +21,16 @@ class ClusterServer(Router):
     def __init__(self, url: str, run: str, writer: str, options: RedisOptions) -> None:
         self._nodes = ClusterNodes(url)
         self._groups = [Group(self._nodes, run, number) for number in range(NUM_GROUPS)]
-        super().__init__(run, [RedisServer(url, None, run, writer, options, group) for group in self._groups])
+        self._of_groups = [RedisServer(url, None, run, writer, options, group) for group in self._groups]
+        super().__init__(run, self._of_groups)
         self.address = address_of(url)
+
+    def close(self) -> None:
+        for server in self._of_groups:
+            server.settle()
+        self._nodes.close()  # Then a thread of one group does not connect again when another group's is woken.
+        for server in self._of_groups:
+            server.disconnect()
 
     def _host_of(self, number: int) -> object:
         return self._groups[number].node_in(self._nodes.ranges)
-
-    def connect(self) -> None:
-        """Connect to each node that has a group. Further connections are made with the first commands."""
-        connected: Set[Optional[str]] = set()
-        advice: List[str] = []
-        for group, server in zip(self._groups, self._servers):
-            if group.node_in(self._nodes.ranges) not in connected:
-                server.connect()
-                connected.add(group.node_in(self._nodes.ranges))
-                advice.append(server.advice)
-        self.advice = ' '.join(dict.fromkeys(filter(None, advice)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import random
@@ -109,11 +110,12 @@ class Connection(Availability):
         self._opener: Optional[threading.Thread] = None
         self._server_url = ''  # of the last session
         self._watcher: Optional[threading.Thread] = None
-        self._closed = threading.Event()
+        self._closed = threading.Event() if group is None else group.closed
         self._is_over = False
         #: Code of a transient reply -> since when it comes, and the calls that got it. One warning covers them all.
         self._stuck: Dict[str, Tuple[float, Set[str]]] = {}
         self._away_since = 0.0  # time of the first failure since the last success, 0: no failure
+        self._away_error: Optional[redis.RedisError] = None  # the last failure since the last session began
         self._waiting: Dict[int, redis.RedisError] = {}  # thread that retries a call -> its last error
 
     @property
@@ -193,7 +195,7 @@ class Connection(Availability):
                     self._drop(session, e)
                     is_lost = True
                     # A server that hangs was away since the request. A blocking wait shows no such thing.
-                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic())
+                    since = self._note_away(tried_at if isinstance(e, redis.TimeoutError) else time.monotonic(), e)
                 else:
                     since = self._note_stuck(what, e)
                 error = e
@@ -254,11 +256,20 @@ class Connection(Availability):
         return self._call(what, once)
 
     def is_away(self) -> bool:
-        """True if the connection was lost and not made again yet. A call would now wait for the server, or connect."""
+        """True if the connection was lost, or could not be made at first. A call would now wait for the server."""
         session = self._session
         if session is not None and session.is_hung_up():
             self._drop(session, redis.ConnectionError('the server closed the connection'))
-        return self._session is None and self.num_sessions > 0
+        return self._session is None and self._has_tried
+
+    @property
+    def _has_tried(self) -> bool:
+        """True once a call has connected, or has failed to."""
+        return self.num_sessions > 0 or self._away_since > 0
+
+    def _why_away(self) -> redis.RedisError:
+        error = self._away_error
+        return redis.ConnectionError('the connection was lost' if error is None else text_of(error))
 
     @contextmanager
     def nonblocking(self) -> Iterator[None]:
@@ -328,32 +339,32 @@ class Connection(Availability):
         self._check_open()
         if self._is_over:
             raise StoreClosed(f'cannot connect to {self.address}: the run was retired. Open a new store.')
-        if self.is_nonblocking and self.num_sessions > 0:
+        if self.is_nonblocking and self._has_tried:
             self._open_beside()
-            raise redis.ConnectionError('the connection was lost')
+            raise self._why_away()
         with self._turn_to_open(until):
             session = self._session
             if session is None:
                 if self.num_sessions == 0:
                     check_files(self._url)
                 url, num_ends = self._target(until)
-                in_key = self._options.server_generation == 'key'
-                generation = ServerGeneration(
-                    self.address, num_ends, self._generation_key, in_key, self._group is not None
-                )
-                client = make_client(
-                    url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s
-                )
-                client.info('server')
-                self._note_session(generation)
+                make = functools.partial(self._make_session, url, num_ends, until)
+                session = make() if self._group is None else self._group.session_at(url, make)
+                self._note_session(session.generation)
                 self._server_url = url
-                guard = () if self._group is None else self._group.guard
-                session = self._session = ServerSession(client, self._scripts, generation, guard=guard)
+                self._session = session
                 if self._closed.is_set():
                     session.close()  # close() may have run before this session was set
                     self._check_open()
                 self._watch_sentinels()
             return session
+
+    def _make_session(self, url: str, num_ends: int, until: float) -> ServerSession:
+        in_key, in_cluster = self._options.server_generation == 'key', self._group is not None
+        generation = ServerGeneration(self.address, num_ends, self._generation_key, in_key, in_cluster)
+        client = make_client(url, lambda one: self._greet(generation, one, until), self._options.socket_timeout_s)
+        client.info('server')
+        return ServerSession(client, self._scripts, generation)
 
     def _watch_sentinels(self) -> None:
         """Start the thread that notices when the sentinels name another primary."""
@@ -430,13 +441,15 @@ class Connection(Availability):
                 return  # Another thread dropped it first.
             self._session = None
             self._lost = error
-        session.close()
+        if self._group is None or code_of(error) != 'MOVED':  # Other groups stay at the node that one has left.
+            session.close()
 
     def _note_session(self, generation: ServerGeneration) -> None:
         """Count a new session, and log what is worth knowing about its server."""
         self._log_loss(generation.run_id == self._last_run_id)
         self._last_run_id = generation.run_id
         self.num_sessions += 1
+        self._away_error = None
         if generation.advice and not self.advice:
             self.advice = generation.advice
             if self._group is None or self._group.is_news(self.advice):
@@ -456,8 +469,9 @@ class Connection(Availability):
             for code in [code for code, (_, calls) in list(self._stuck.items()) if what in calls]:
                 self._stuck.pop(code, None)
 
-    def _note_away(self, since: float) -> float:
+    def _note_away(self, since: float, error: redis.RedisError) -> float:
         """Note that the server is away. Return since when it is."""
+        self._away_error = error
         self._away_since = since = self._away_since or since
         return since
 

@@ -12,12 +12,14 @@ import functools
 import itertools
 import logging
 import threading
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from dataclasses import replace
+from typing import Any, Callable, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 import redis
 
 from ding_store.storage.redis.replies import ReplyKind, meaning_of, text_of
-from ding_store.storage.redis.server_checks import is_tls_error, make_client
+from ding_store.storage.redis.server_checks import is_tls_error, make_client, wake
+from ding_store.storage.redis.server_session import ServerSession
 from ding_store.storage.urls import ClusterUrl, address_of
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class ClusterNodes:
     Attributes:
         - ranges (:obj:`List[SlotRange]`): The slots, by the last reply of a node. Empty before.
         - failures (:obj:`Dict[str, str]`): Node -> why it did not reply when it was asked last.
+        - closed (:obj:`threading.Event`): Set when the store is closed.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,6 +74,40 @@ class ClusterNodes:
         self._hosts = list(self.url.hosts)  # The next one to ask is the first.
         self._lock = threading.Lock()
         self._advice: FrozenSet[str] = frozenset()
+        self.closed = threading.Event()
+        self._sessions: Dict[str, ServerSession] = {}  # by the node's URL
+
+    def session_at(self, url: str, make: Callable[[], ServerSession]) -> ServerSession:
+        """
+        Overview:
+            Return the session with a node, which all groups there share: each has few commands, so connections of its
+            own would be idle.
+        Arguments:
+            - make (:obj:`Callable`): Connects, and returns a new session.
+        """
+        with self._lock:
+            found = self._sessions.get(url)
+        if found is not None and not found.is_hung_up():
+            return found
+        if found is not None:
+            found.close()
+        made = make()
+        if made.generation.is_in_key:  # The key is one group's, which may leave the node.
+            return made
+        with self._lock:
+            found = self._sessions.get(url)
+            if found is None or found.is_hung_up():
+                found = self._sessions[url] = made
+        if found is not made:  # Another group was faster.
+            made.close()
+        return found
+
+    def close(self) -> None:
+        """Close all sessions. Threads that wait for a reply wake up, and do not connect again."""
+        self.closed.set()
+        for session in list(self._sessions.values()):
+            wake(session.client)
+            session.close()
 
     def find(self) -> List[SlotRange]:
         """
@@ -148,6 +185,7 @@ class Group:
     Attributes:
         - tag (:obj:`str`): The hash tag of its keys.
         - server_url (:obj:`str`): URL of the node that was found last. '' before.
+        - closed (:obj:`threading.Event`): That of ``ClusterNodes``.
         - guard (:obj:`Tuple[str, ...]`): A key of this slot that no command ever writes, for each script. While a node
             gives up the slot key by key, it refuses commands with keys that it does not have. So no script runs then,
             although the keys that it declares may all be there: parts, which it does not declare, may be gone.
@@ -158,7 +196,7 @@ class Group:
         self.slot = slot_of(self.tag)
         self.server_url = ''
         self.guard = (f'ding:{{{self.tag}}}:guard',)
-        self.is_news = nodes.is_news
+        self.is_news, self.closed = nodes.is_news, nodes.closed
         self._nodes = nodes
 
     def find_primary(self) -> str:
@@ -178,6 +216,10 @@ class Group:
             logger.info('slot %d of %s is on %s', self.slot, self._nodes.address, node)
         self.server_url = url
         return url
+
+    def session_at(self, url: str, make: Callable[[], ServerSession]) -> ServerSession:
+        """Return the session with a node for this group: see ``ClusterNodes.session_at``."""
+        return replace(self._nodes.session_at(url, make), guard=self.guard)
 
     def node_in(self, ranges: List[SlotRange]) -> Optional[str]:
         """Return the primary that has the slot, or None."""

@@ -5,7 +5,7 @@ No transactions here: a server at its maxmemory refuses them. All facts about a 
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from ding_store.storage.base import ServerMemory, StreamInfo
 from ding_store.storage.redis.keys import RunKeys
@@ -30,39 +30,35 @@ def read_memory(session: ServerSession) -> Dict[str, ServerMemory]:
 
 def read_streams(session: ServerSession, keys: RunKeys) -> Dict[str, StreamInfo]:
     names = _indexed(session, keys, 'stream')
-    pipe = session.client.pipeline(transaction=False)
-    for name in names:
-        pipe.hgetall(keys.of(name, 'meta'))
-        pipe.hgetall(keys.of(name, 'readers'))
-    found: List[Any] = pipe.execute()
+    found = _hashes(session, *(keys.of(name, part) for name in names for part in ('meta', 'readers')))
     streams = {name: _stream(meta, readers) for name, meta, readers in zip(names, found[::2], found[1::2])}
     return {name: stream for name, stream in streams.items() if stream is not None}
 
 
 def read_stream(session: ServerSession, keys: RunKeys, name: str) -> Optional[StreamInfo]:
-    pipe = session.client.pipeline(transaction=False)
-    pipe.hgetall(keys.of(name, 'meta'))
-    meta, readers = pipe.hgetall(keys.of(name, 'readers')).execute()
-    return _stream(meta, readers)
+    return _stream(*_hashes(session, keys.of(name, 'meta'), keys.of(name, 'readers')))
 
 
 def read_values(session: ServerSession, keys: RunKeys) -> Dict[str, int]:
     names = _indexed(session, keys, 'value')
-    pipe = session.client.pipeline(transaction=False)
-    for name in names:
-        pipe.hget(keys.of(name, 'version'), 'version')
-    return {name: int(version) for name, version in zip(names, pipe.execute()) if version is not None}
+    versions = session.ask(*(('HGET', keys.of(name, 'version'), 'version') for name in names))
+    return {name: int(version) for name, version in zip(names, versions) if version is not None}
 
 
 def read_counters(session: ServerSession, keys: RunKeys) -> Dict[str, int]:
-    counters: Any = session.client.hgetall(keys.counters)
+    (counters,) = _hashes(session, keys.counters)
     return {name.decode(): int(count) for name, count in counters.items()}
 
 
 def _indexed(session: ServerSession, keys: RunKeys, kind: str) -> List[str]:
-    members: Any = session.client.smembers(keys.index)
+    (members,) = session.ask(('SMEMBERS', keys.index))
     pairs = (member.decode().split(':', 1) for member in members)
     return sorted(name for found, name in pairs if found == kind)
+
+
+def _hashes(session: ServerSession, *keys: str) -> List[Hash]:
+    found = session.ask(*(('HGETALL', key) for key in keys))
+    return [dict(zip(pairs[::2], pairs[1::2])) for pairs in found]
 
 
 def _stream(meta: Hash, readers: Hash) -> Optional[StreamInfo]:

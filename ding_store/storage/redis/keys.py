@@ -74,16 +74,15 @@ class RunKeys:
         members = [f'{kind}:{name}' for kind in ('stream', 'value')]
         self._listed.difference_update(members)
         self._of_streams.pop(name, None)
-        session.client.srem(self.index, *members)
-        return int(session.client.hdel(self.counters, name))
+        _, num_counters = session.ask(('SREM', self.index, *members), ('HDEL', self.counters, name))
+        return int(num_counters)
 
     def delete(self, session: ServerSession, names: Iterable[str]) -> None:
         """Delete all keys of the run. ``Store.delete`` keeps the writers' numbers, but no process writes any more."""
-        members: Any = session.client.smembers(self.index)
+        (members,) = session.ask(('SMEMBERS', self.index))
         for name in {*names, *(member.decode().split(':', 1)[1] for member in members)}:
-            session.client.delete(*(self.of(name, part) for part in _STREAM_PARTS))
-            session.client.delete(*self.of_value(name))
-        session.client.delete(self.index, self.counters, self._generation)
+            session.ask(('DEL', *(self.of(name, part) for part in _STREAM_PARTS)), ('DEL', *self.of_value(name)))
+        session.ask(('DEL', self.index, self.counters, self._generation))
 
     def command(self, session: ServerSession, script: str, stream: str, arguments: Tuple[Any, ...]) -> Command:
         token = f'{session.generation.run_id}{self._tokens}{next(self._num_tokens):x}'

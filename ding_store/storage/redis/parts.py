@@ -21,6 +21,7 @@ from ding_store.storage.encoding.framing import INLINE_BYTES, MAX_BYTES, PART_BY
 from ding_store.storage.protocol import Fetch, Moved, Remote, StoredEntry, fetch_own, unwatched
 from ding_store.storage.redis.connection import Connection
 from ding_store.storage.redis.resp import checked, received, refusal, send
+from ding_store.storage.redis.scripts import Argument
 
 #: Maximum bytes in transit. More would only fill buffers, where each reply waits for all data before it.
 WINDOW_BYTES = 4 << 20
@@ -219,8 +220,9 @@ class Parts:
         where = unpack(payload)
         if where is None:
             return True
-        count: int = self._connection.call(f'read {stream!r}', lambda session: session.client.exists(*where.keys))
-        return count == where.num_parts
+        count_them: Tuple[Argument, ...] = ('EXISTS', *where.keys)
+        (count,) = self._connection.call(f'read {stream!r}', lambda session: session.ask(count_them))
+        return bool(count == where.num_parts)
 
 
 def publish_in_parts(

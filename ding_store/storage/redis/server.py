@@ -287,7 +287,14 @@ class RedisServer(Server):
         return self._unanswered.finish()
 
     def close(self) -> None:
+        self.settle()
+        self.disconnect()
+
+    def settle(self) -> None:
+        """Send what has no reply yet, for the last time."""
         self._unanswered.close()
+
+    def disconnect(self) -> None:
         self.connection.close()
         self._replicas.close()
 

@@ -89,6 +89,7 @@ class ServerGeneration:
     Attributes:
         - run_id (:obj:`str`): Random id of one server process. '' before the first connection.
         - server (:obj:`str`): The server's name and version.
+        - is_in_key (:obj:`bool`): Whether the run id is the value of the key.
         - advice (:obj:`str`): What should be changed in the server. '': nothing.
         - num_ends (:obj:`int`): How often data in the embedded server's directory was put aside after a run ended.
     """
@@ -96,6 +97,7 @@ class ServerGeneration:
     def __init__(self, address: str, num_ends: int, key: str, in_key: bool = False, in_cluster: bool = False) -> None:
         self.run_id = ''
         self.server = ''
+        self.is_in_key = False
         self.advice = ''
         self.num_ends = num_ends
         self._address = address
@@ -122,6 +124,7 @@ class ServerGeneration:
         server = examine(facts, self._address, self._in_cluster)
         run_id = '' if self._in_key else facts.get('run_id', '')
         if not re.fullmatch('[0-9a-f]{40}', run_id):
+            self.is_in_key = True
             run_id = self._in_its_key(connection)
         with self._lock:
             if self.run_id not in ('', run_id):

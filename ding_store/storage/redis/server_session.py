@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import time
 from collections import deque
 from contextlib import contextmanager, suppress
@@ -38,7 +39,10 @@ def lent(client: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ServerSession:
-    """A client for one server generation, idle connections, and the scripts."""
+    """
+    A client for one server generation, idle connections, and the scripts. The groups of a cluster's node share all but
+    ``guard``.
+    """
 
     client: Any  # a redis.Redis. Its annotations mix up synchronous and asynchronous results.
     scripts: Mapping[str, LuaScript]
@@ -46,6 +50,7 @@ class ServerSession:
     # Idle connections for scripts and parts. The pool counts them as in use: returning them costs a third of an append.
     spare: Deque[Any] = field(default_factory=deque)
     known: Set[str] = field(default_factory=set)  # scripts that the server has loaded
+    closed: threading.Event = field(default_factory=threading.Event)
     guard: Tuple[str, ...] = ()  # further keys of each script, see ``Group.guard``
 
     def _borrow(self) -> Any:
@@ -66,7 +71,9 @@ class ServerSession:
         self.spare.append(connection)
 
     def is_hung_up(self) -> bool:
-        """True if the server has closed an idle connection, as it does when it stops or crashes."""
+        """True if the server has closed an idle connection, as it does when it stops or crashes. Also once closed."""
+        if self.closed.is_set():
+            return True
         try:
             connection = self.spare.pop()
         except IndexError:
@@ -76,6 +83,7 @@ class ServerSession:
 
     def close(self) -> None:
         """Close the idle connections. Each of the others is closed by the thread that uses it, after an error."""
+        self.closed.set()
         with suppress(IndexError):  # Another thread may take the last one.
             while True:
                 self._give_back(self.spare.pop())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any, Callable, Dict, List, Tuple
 
@@ -85,24 +86,27 @@ class RedisStore(Store):
         return _reopened, (url, self.run, self._host_options, self._options)
 
 
-def open_to_read(url: str, run: str, **options: Any) -> Tuple[RedisStore, List[str]]:
+def open_to_read(url: str, run: str, **options: Any) -> Tuple[RedisStore, Callable[[], List[str]]]:
     """
     Overview:
-        Open a store for a process that only reads. If some of several servers cannot be reached, what they have is
-        missing in it. Return also why they cannot.
+        Open a store on several servers for a process that only reads. What a server has that cannot be reached is
+        missing in it.
+    Returns:
+        - store (:obj:`RedisStore`): Call its methods inside ``nonblocking``.
+        - look (:obj:`Callable`): Looks which servers are away. Returns why they are. Call it before each reading, in
+          the same thread.
     Raises:
-        - StoreUnavailable: The server, or each of several, cannot be reached.
+        - StoreUnavailable: None of the servers can be reached.
     """
     store = RedisStore(url, run, connect=False, **options)
     server = store.client.server
+    assert isinstance(server, Router)
     try:
-        if isinstance(server, Router):
-            return store, server.connect_to_read(lambda: MemoryServer(Memory(), run, server.writer))
-        server.connect()
-        return store, []
+        server.connect_to_read()
     except BaseException:
         store.close()
         raise
+    return store, functools.partial(server.look, lambda: MemoryServer(Memory(), run, server.writer))
 
 
 def _reopened(url: str, run: str, host: HostOptions, options: Dict[str, Any]) -> RedisStore:

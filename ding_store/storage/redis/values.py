@@ -197,22 +197,16 @@ class RedisValues:
         self._connection.call(f'request {name!r}', lambda session: session.run('want_value', self._keys.of_value(name)))
 
     def wait_for_requests(self, known: Mapping[str, str], block_ms: int) -> Dict[str, str]:
-        after = {self._keys.of(name, 'wants'): last or '0-0' for name, last in known.items()}
-        news = self._connection.wait(
-            'wait for requests', lambda session: session.client.xread(after, count=1, block=block_ms)
-        )
+        keys, after = [self._keys.of(name, 'wants') for name in known], [last or '0-0' for last in known.values()]
+        wait: Tuple[Argument, ...] = ('XREAD', 'COUNT', 1, 'BLOCK', block_ms, 'STREAMS', *keys, *after)
+        (news,) = self._connection.wait('wait for requests', lambda session: session.ask(wait)) or (None,)
         if news:
             latest = {key.decode(): entries[-1][0].decode() for key, entries in news}
-            return {name: latest.get(key, last) for (name, last), key in zip(known.items(), after)}
+            return {name: latest.get(key, last) for (name, last), key in zip(known.items(), keys)}
 
         # XREAD finds no request in a server that lost its memory and whose clock was set back. Its ids are lower now.
-        def command(session: ServerSession) -> Any:
-            pipe = session.client.pipeline(transaction=False)
-            for key in after:
-                pipe.xrevrange(key, count=1)
-            return pipe.execute()
-
-        newest = self._connection.call('wait for requests', command)
+        commands = [('XREVRANGE', key, '+', '-', 'COUNT', 1) for key in keys]
+        newest = self._connection.call('wait for requests', lambda session: session.ask(*commands))
         return {name: found[0][0].decode() if found else '' for name, found in zip(known, newest)}
 
     def delete(self, name: str) -> bool:
@@ -306,9 +300,8 @@ def _number(raw: Tuple[bytes, Dict[bytes, bytes]]) -> ValueVersion:
 
 
 def _delete(session: ServerSession, value: str, meta: str, wants: str) -> int:
-    known = session.client.hmget(meta, 'parts', 'parts_before')
-    existed = session.client.delete(value, meta, wants)
+    known, existed = session.ask(('HMGET', meta, 'parts', 'parts_before'), ('DEL', value, meta, wants))
     parts = {key for keys in known if keys for key in keys.split()}
     if parts:
-        session.client.unlink(*parts)
+        session.ask(('UNLINK', *parts))
     return int(existed)

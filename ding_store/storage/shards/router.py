@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import functools
+import logging
 from contextlib import contextmanager, nullcontext, suppress
-from typing import Callable, ContextManager, Dict, Iterator, List, Mapping, Optional, Sequence, Set, Tuple, TypeVar
+from typing import (
+    AbstractSet,
+    Callable,
+    Collection,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+)
 
-from ding_store.errors import StoreError, StoreUnavailable
+from ding_store.errors import StoreDenied, StoreError, StoreUnavailable
 from ding_store.storage.base import EntryId, Header, StoreInfo, StreamInfo, ValueVersion
 from ding_store.storage.encoding.framing import Pieces
 from ding_store.storage.encoding.value_parts import ValuePart
@@ -30,7 +45,11 @@ from ding_store.storage.protocol import (
 from ding_store.storage.shards.availability import ShardedAvailability, call_all
 from ding_store.storage.shards.placement import shard_of
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar('T')
+#: Number of a server that cannot be reached -> why not.
+Away = Dict[int, StoreUnavailable]
 
 
 class Router(Server):
@@ -45,8 +64,13 @@ class Router(Server):
     def __init__(self, run: str, servers: Sequence[Server]) -> None:
         super().__init__(servers[0].writer)
         self._run = run
-        self._empty: Set[Server] = set()  # those that stand in for others, see ``connect_to_read``
-        self._use(servers)
+        self._servers = tuple(servers)
+        self._read_from = self._servers  # An empty server stands in for each one that ``look`` did not reach.
+        self._away: Optional[AbstractSet[int]] = None  # at the last ``look``
+        if len(servers) == 1:
+            self.availability = servers[0].availability
+        else:
+            self.availability = ShardedAvailability([server.availability for server in servers])
         self.address = ' '.join(server.address for server in servers)
         self.patience_s = max(server.patience_s for server in servers)
         self.max_payload_bytes = min(server.max_payload_bytes for server in servers)
@@ -56,44 +80,84 @@ class Router(Server):
         for number, server in enumerate(servers):
             server.after_reconnect = functools.partial(self._restore, number)
 
-    def _use(self, servers: Sequence[Server]) -> None:
-        self._servers = tuple(servers)
-        if len(servers) == 1:
-            self.availability = servers[0].availability
-        else:
-            self.availability = ShardedAvailability([server.availability for server in servers])
-
-    def connect_to_read(self, make_empty: Callable[[], Server]) -> List[str]:
+    def connect(self) -> None:
         """
         Overview:
-            Connect in a process that only reads. From now on, there is an empty server in place of each one that cannot
-            be reached. Return why those cannot.
-        Arguments:
-            - make_empty (:obj:`Callable`): Returns an empty server.
+            Connect to all servers. If one cannot be reached, calls for its names wait for it, as if it was lost later.
         Raises:
-            - StoreUnavailable: None of them can be reached.
+            - StoreUnavailable: None of them can be reached, or not all of them can be and the run has not begun.
         """
-        servers: List[Server] = []
-        errors: Dict[object, StoreUnavailable] = {}
+        try:
+            away = self._connect_all()
+            if not self._is_begun(away) and away:
+                error = next(iter(away.values()))
+                raise StoreUnavailable(f'{str(error).rstrip(".")}. A run begins with all of its servers') from error
+        except StoreError:
+            self.close()
+            raise
+        self.advice = ' '.join(dict.fromkeys(server.advice for server in self._servers if server.advice))
+        for reason in _reasons(away):
+            logger.warning('%s. Until it is back, calls for its names wait', reason.rstrip('.'))
+
+    def _connect_all(self) -> Away:
+        """Try to connect to each server. Raise StoreUnavailable if none can be reached."""
+        away = self._try_each(lambda server: server.connect())
+        if len(away) == len(self._servers):
+            raise away[0]
+        return away
+
+    def _try_each(self, reach: Callable[[Server], None]) -> Away:
+        """Try to reach each server, but those that share a host only once. Return those that cannot be."""
+        away: Away = {}
+        tried: Dict[object, Optional[StoreUnavailable]] = {}
         for number, server in enumerate(self._servers):
-            try:
-                if self._host_of(number) in errors:  # Each try would wait again.
-                    raise errors[self._host_of(number)]
-                server.connect()
-                servers.append(server)
-            except StoreUnavailable as e:
-                server.close()
-                errors.setdefault(self._host_of(number), e)
-                servers.append(make_empty())
-        self._empty = set(servers).difference(self._servers)
-        if len(self._empty) == len(servers):
-            raise next(iter(errors.values()))
-        self._use(servers)
-        return list(map(str, errors.values()))
+            host = self._host_of(number)
+            if host not in tried:
+                error = None
+                try:
+                    reach(server)
+                except StoreDenied:
+                    raise
+                except StoreUnavailable as e:
+                    error = e
+                host = self._host_of(number)  # In a cluster, the first connection finds the hosts.
+                tried[host] = error
+            found = tried[host]
+            if found is not None:
+                away[number] = found
+        return away
 
     def _host_of(self, number: int) -> object:
         """Return what a server shares with those that are away whenever it is."""
         return number
+
+    def _is_begun(self, away: Collection[int]) -> bool:
+        """
+        Return whether the servers that are not away show that the run is on all of these servers. Raise ConfigError if
+        it is on others. A cluster names its nodes itself.
+        """
+        return True
+
+    def connect_to_read(self) -> None:
+        """Connect in a process that only reads. Before it reads, it calls ``look``."""
+        self._connect_all()
+
+    def look(self, make_empty: Callable[[], Server]) -> List[str]:
+        """
+        Overview:
+            Put an empty server in place of each one that is away, until the next call. Return why those are away.
+            Threads in the background connect to them.
+        Arguments:
+            - make_empty (:obj:`Callable`): Returns an empty server.
+        """
+        away = self._try_each(_reach_now)
+        if away.keys() != self._away:
+            self._is_begun(away)
+            self._away = away.keys()
+        self._read_from = tuple(
+            make_empty() if number in away else server for number, server in enumerate(self._servers)
+        )
+        return _reasons(away)
 
     def _restore(self, number: int) -> None:
         """Restore entries with the next write: the server may have lost its memory."""
@@ -114,7 +178,7 @@ class Router(Server):
             yield
 
     def _on(self, name: str) -> Server:
-        return self._servers[self.shard_of(name)]
+        return self._read_from[self.shard_of(name)]
 
     def _writing(self, name: str) -> Server:
         """Return the server of a name for a command that may be the first to write to it."""
@@ -233,7 +297,7 @@ class Router(Server):
 
     def info(self) -> StoreInfo:
         """Return what all servers hold, in one."""
-        infos = [server.info() for server in self._servers if server not in self._empty]
+        infos = [server.info() for server in self._servers if server in self._read_from]
         found = StoreInfo(self.address, self._run, ', '.join(dict.fromkeys(info.server for info in infos)))
         for info in infos:
             found.streams.update(info.streams)
@@ -256,6 +320,18 @@ class Router(Server):
     def retire(self, names: Set[str]) -> None:
         for number, server in enumerate(self._servers):
             server.retire({name for name in names if self.shard_of(name) == number})
+
+
+def _reasons(away: Away) -> List[str]:
+    """Return each reason once: servers that share a host share it."""
+    return list(dict.fromkeys(map(str, away.values())))
+
+
+def _reach_now(server: Server) -> None:
+    """Raise StoreUnavailable at once if the server is away. A thread in the background then tries to connect."""
+    if server.availability.is_away():
+        with server.availability.nonblocking():
+            server.availability.reach('look', 0.0)
 
 
 class _Versions(StartVersions):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, List, Sequence, Set
+from typing import Collection, Sequence, Set
 
-from ding_store.errors import ConfigError
 from ding_store.storage.base import StoreInfo
 from ding_store.storage.protocol import Server
 from ding_store.storage.shards.router import Router
@@ -21,22 +20,8 @@ class ShardedServer(Router):
         super().__init__(run, servers)
         self._list = ServerList(run, self._servers)
 
-    def connect(self) -> None:
-        """Connect to all servers. Refuse to go on if other processes of the run use another list of servers."""
-        for server in self._servers:
-            server.connect()
-        self.advice = ' '.join(server.advice for server in self._servers if server.advice)
-        try:
-            self._list.check()
-        except ConfigError:
-            self.close()
-            raise
-
-    def connect_to_read(self, make_empty: Callable[[], Server]) -> List[str]:
-        """Connect to the servers that can be reached, and compare their lists. See ``Router.connect_to_read``."""
-        away = super().connect_to_read(make_empty)
-        self._list.check(self._servers)
-        return away
+    def _is_begun(self, away: Collection[int]) -> bool:
+        return self._list.check(away)
 
     def info(self) -> StoreInfo:
         found = super().info()

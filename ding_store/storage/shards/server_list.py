@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Container, List, Optional, Sequence, Set
+from typing import Collection, List, Optional, Sequence, Set
 
 from ding_store.errors import ConfigError, CorruptPayload, StoreError, StoreUnavailable, VersionConflict
 from ding_store.storage.encoding.framing import decode, encode_pieces
@@ -30,22 +30,22 @@ class ServerList:
         self._addresses = [server.address for server in servers]
         self.published: Set[int] = set()
 
-    def check(self, reachable: Optional[Container[Server]] = None) -> None:
+    def check(self, away: Collection[int] = ()) -> bool:
         """
         Overview:
             Compare the list with the one that the servers hold. If none of them has one, check that the names that
             they hold are on the right server. This writes nothing.
         Arguments:
-            - reachable (:obj:`Optional[Container[Server]]`): The servers to look at. None stands for all.
+            - away (:obj:`Collection[int]`): Numbers of the servers that cannot be asked.
+        Returns:
+            - has_list (:obj:`bool`): True: one of them has this list.
         Raises:
             - ConfigError: The run uses another list.
         """
-        servers = {
-            number: server for number, server in enumerate(self._servers) if reachable is None or server in reachable
-        }
+        servers = {number: server for number, server in enumerate(self._servers) if number not in away}
         has_list = [self._has_list(server) for server in servers.values()]
         if any(has_list):
-            return
+            return True
         for number, server in servers.items():
             info = server.info()
             for name in (*info.streams, *info.values, *info.counters):
@@ -57,6 +57,7 @@ class ServerList:
                         f'{" ".join(self._addresses)} do not look for it. Use the servers of the processes that wrote '
                         'it, in their order, or name another run.'
                     )
+        return False
 
     def publish(self, number: int) -> None:
         """
