@@ -52,7 +52,9 @@ class Schema:
         self.ragged = ragged_leaves(root)
 
     @classmethod
-    def infer(cls, elements: Sequence[Any], may_be_empty: bool = False, ragged: Names = ()) -> Schema:
+    def infer(
+        cls, elements: Sequence[Any], may_be_empty: bool = False, ragged: Names = (), may_lack: bool = False
+    ) -> Schema:
         """
         Overview:
             Return the schema that fits all of these elements.
@@ -60,6 +62,7 @@ class Schema:
             - may_be_empty (:obj:`bool`): Allow elements without any array, for a schema that will be
               merged.
             - ragged (:obj:`Union[str, Collection]`): Names of leaves whose first dimension varies, or 'all'.
+            - may_lack (:obj:`bool`): Allow elements without some of these leaves.
         Raises:
             - NotColumnar: An element holds something that columns cannot, such as a str or an object. Names its path.
             - SchemaMismatch: The elements differ in more than what is None. Names the path.
@@ -69,7 +72,8 @@ class Schema:
         root = merge_all(
             [with_ragged(_root_of(element), ragged) if ragged else _root_of(element) for element in elements]
         )
-        check_names(root, ragged)
+        if not may_lack:
+            check_names(root, ragged)
         if not may_be_empty and not leaf_names(root):
             raise refusal(elements[0], '', 'it contains no array')
         return cls(root)

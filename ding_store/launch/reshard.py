@@ -22,6 +22,7 @@ from ding_store import private_files
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.buffer.persistence.table_header import read_header
 from ding_store.checkpoint import CheckpointDir
+from ding_store.columns.ragged import Names
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.launch.printing import print_to
@@ -169,7 +170,7 @@ class _Reshard:
             for path in paths:
                 private_files.directory(os.path.dirname(path))
             each_size = -(-size // self._num)
-            new = [stack.enter_context(_made(each_size, path, has_priorities)) for path in paths]
+            new = [stack.enter_context(_made(each_size, path, has_priorities, old[0].ragged)) for path in paths]
             places = _Places(self._new)
             for block in _by_age(old):
                 _move(block, new, places)
@@ -343,9 +344,9 @@ def _opened(path: str) -> Any:
     return _made(header.capacity, path, has_priorities)
 
 
-def _made(size: int, path: str, has_priorities: bool) -> Any:
+def _made(size: int, path: str, has_priorities: bool, ragged: Names = ()) -> Any:
     sampler = Prioritized() if has_priorities else None
-    return contextlib.closing(StoreBuffer(size, path=path, sampler=sampler))
+    return contextlib.closing(StoreBuffer(size, path=path, sampler=sampler, ragged=ragged))
 
 
 def _by_age(tables: Sequence[StoreBuffer]) -> Iterator[_Block]:

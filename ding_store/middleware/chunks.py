@@ -13,8 +13,9 @@ from ding_store.buffer.table.frame_references import with_wide_values
 from ding_store.buffer.table.narrowing import candidates, narrowed_columns
 from ding_store.columns import NotColumnar, Schema
 from ding_store.columns.merge import VaryingLength
-from ding_store.columns.ragged import Names
+from ding_store.columns.ragged import ALL, Names
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
+from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.middleware.ragged_chunks import check_items, lengths_in, ragged_columns, with_items
 from ding_store.middleware.shared_frames import SHARED, FrameSharing, referenced_columns, shared_in
@@ -103,15 +104,12 @@ class ChunkWriter:
             except SchemaMismatch:
                 pass  # perhaps a None in place of a tensor: agree on a schema that fits both, or fail
         try:
-            self._agree(Schema.infer(elements, ragged=self.ragged))
+            self._agree(Schema.infer(elements, ragged=self._ragged_in(elements), may_lack=True))
         except SchemaMismatch as error:
             varying = error.__cause__ or error
             if not isinstance(varying, VaryingLength):
                 raise
-            raise SchemaMismatch(
-                f'{error}. If its first dimension varies, set policy.other.replay_buffer.ragged=[{varying.path!r}] and '
-                'make the replay by parts.replay(cfg).'
-            ) from error
+            raise SchemaMismatch(f'{error}. {self._advice(varying.path)}') from error
         assert self._schema is not None
         if self._schema.ragged:
             return self._encode_known(self._schema, elements)
@@ -122,6 +120,20 @@ class ChunkWriter:
         # Narrow columns are checked with every chunk in _narrow_in, so only new ones are logged here.
         self._narrow |= narrow
         return self._encode_known(self._schema, elements)
+
+    def _ragged_in(self, elements: Sequence[Any]) -> Names:
+        """Return the ragged leaves of elements. The env's id is none: readers tell episodes apart by it."""
+        names = Schema.infer(elements, ragged=ALL).ragged if self.ragged == ALL else self.ragged
+        return [name for name in names if name != ENV_ID]
+
+    def _advice(self, name: str) -> str:
+        """Return what to do about a leaf whose length varies."""
+        if self.ragged == ALL or name in self.ragged:
+            return 'The run has chunks in which it did not vary yet: name another run with --run NAME.'
+        return (
+            f'If its first dimension varies, set policy.other.replay_buffer.ragged=[{name!r}]. Make the replay by '
+            'parts.replay(cfg) in every process. A pipeline without a replay needs leaves of one shape: pad them.'
+        )
 
     def _encode_known(self, schema: Schema, elements: Sequence[Any]) -> Dict[str, Any]:
         if schema.ragged:

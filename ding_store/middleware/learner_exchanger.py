@@ -288,7 +288,7 @@ class LearnerExchanger(Exchanger):
             ctx.env_episode += episodes
             return
         # Each rank counts all steps, as each chunk's part says them. Ranks may read the chunks in another order, so
-        # they agree on the largest count before each update.
+        # they agree on the largest count before each round of updates.
         self._rank.env_step += steps
         self._rank.env_episode += episodes
         ctx.env_step = max(ctx.env_step, self._rank.env_step)

@@ -125,7 +125,7 @@ class LearnerRank:
         self._checked_at = -1  # the last checksum, counted in periods of check_every updates
         self._session: Optional[RunSession] = None
         self._weights: List[torch.Tensor] = []  # importance weights of the batch that is trained on next
-        self._smallest_share = self._beta = self._least_share = 0.0
+        self._smallest_share = self._beta = 0.0
         self._shared: Optional[SharedUpdates] = None  # None: gradients are averaged in step (sync 'ddp')
 
     @property
@@ -273,8 +273,7 @@ class LearnerRank:
             self.saved_iter = int(saved.max())
             if self.states is not None:
                 self.states.write()
-        self._least_share = float(shares.min())
-        self._weigh_over_ranks()
+        self._weigh_over_ranks(shares)
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))
         if ending.any():
@@ -290,12 +289,10 @@ class LearnerRank:
         """Begin an update that all ranks have agreed on before."""
         if not can_train:
             raise StoreError(
-                f'rank {self.rank} of {self.num} has no batch for an update that all learners have agreed on: rows of '
-                'its replay were removed, or got a priority of 0, between two updates of one round. Remove rows before '
-                'or after OffPolicyLearner, and give the sampler an epsilon above 0.'
+                f'rank {self.rank} of {self.num} has no batch for an update that all learners have agreed on. Rows of '
+                'its replay were removed between two updates of one round. Remove them between rounds.'
             )
         self._num_ahead -= 1
-        self._weigh_over_ranks()
         self._is_agreed = True
         return 1
 
@@ -314,21 +311,21 @@ class LearnerRank:
     def weigh(self, weights: List[torch.Tensor], smallest_share: float, beta: float) -> None:
         """
         Overview:
-            Give the importance weights of a batch, relative to the largest weight of this rank's replay. ``agree``
-            makes them relative to the largest of all ranks, as it was at the first update that was agreed on.
+            Give the importance weights of a batch, relative to the largest weight of this rank's replay. The next
+            agreement makes them relative to the largest of all ranks.
         Arguments:
             - smallest_share (:obj:`float`): The smallest probability of a row in this rank's replay.
             - beta (:obj:`float`): The exponent of the weights.
         """
         self._weights, self._smallest_share, self._beta = weights, smallest_share, beta
 
-    def _weigh_over_ranks(self) -> None:
+    def _weigh_over_ranks(self, shares: np.ndarray) -> None:
         """
         Scale the weights. Each rank draws equally many rows, so a row is drawn with its share of its own rank's masses.
         Its weight is ``(smallest share of all / its share) ** beta``.
         """
-        if self._least_share and self._smallest_share:
-            factor = (self._least_share / self._smallest_share) ** self._beta
+        if shares.all():
+            factor = (float(shares.min()) / self._smallest_share) ** self._beta
             for each in self._weights:
                 each.mul_(factor)
         self._weights, self._smallest_share = [], 0.0
@@ -337,6 +334,9 @@ class LearnerRank:
         """Tell all ranks that this one has made its last update. All end at the same iteration."""
         if self._shared is not None:
             self._shared.leave()
+            self._end()
+        elif self._num_ahead:
+            logging.error('ding_store: this learner leaves in the middle of a round of updates, so the others stop')
             self._end()
         elif not self.is_over and self.group.is_connected:
             task.finish = True

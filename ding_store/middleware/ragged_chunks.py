@@ -25,7 +25,7 @@ def with_items(schema: Schema, columns: Mapping[str, Array], items: Mapping[str,
     """
     arrays = dict(columns)
     for name, (dtype, shape) in schema.ragged.items():
-        rows = [np.asarray(row, dtype).reshape(-1, *shape) for row in items.get(name, ())]
+        rows = [np.asarray(row, dtype).reshape(len(row), *shape) for row in items.get(name, ())]
         arrays[_ITEMS.format(name=name)] = np.concatenate([np.empty((0, *shape), dtype), *rows])
     return arrays
 
@@ -43,8 +43,9 @@ def check_items(entry: Entry, schema: Schema) -> None:
         if items is None or items.dtype != dtype or items.shape[1:] != shape:
             found = 'none' if items is None else f'{items.dtype} {items.shape}'
             raise SchemaMismatch(f'items of leaf {name!r}: expected {dtype} {("any", *shape)}, got {found}')
-        if lengths.min(initial=0) < 0 or lengths.sum() != len(items):
-            raise SchemaMismatch(f'leaf {name!r} has {len(items)} items, and its lengths have {lengths.sum()}')
+        total = sum(lengths.tolist())  # of Python's integers, which have no limit
+        if lengths.min(initial=0) < 0 or total != len(items):
+            raise SchemaMismatch(f'leaf {name!r} has {len(items)} items, and its lengths have {total}')
     others = entry.arrays.keys() - schema.columns().keys() - {_ITEMS.format(name=name) for name in schema.ragged}
     if others:
         raise SchemaMismatch(f'array {sorted(others)[0]!r} is no column, and has no items of a ragged leaf')

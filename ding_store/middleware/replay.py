@@ -437,7 +437,7 @@ class OffPolicyLearner:
             with self._time_spent.measure('sample'):
                 finish_fetching = self._fetcher(ctx)
             has_data = ctx.train_data is not None
-            ahead = num_updates - number if self._keeps_rows() else 1
+            ahead = num_updates - number if self._keeps_its_rows() else 1
             if self._rank is not None and not self._rank.agree(ctx, can_train=has_data, num_updates=ahead):
                 ctx.train_data = None
                 if has_data and self._updates_priorities:
@@ -461,6 +461,12 @@ class OffPolicyLearner:
             leave_out_of_collections()
         ctx.train_output = train_output_queue
 
-    def _keeps_rows(self) -> bool:
-        """Return True if a buffer that has a batch now still has one after the updates of this round."""
-        return isinstance(self._buffer, StoreBuffer) and not self._buffer._middleware
+    def _keeps_its_rows(self) -> bool:
+        """
+        Return whether no update of a round removes rows, or changes priorities: learners agree on the weights of the
+        latter before each update.
+        """
+        buffer_ = self._buffer
+        if not isinstance(buffer_, StoreBuffer) or buffer_._middleware or self._updates_priorities:
+            return False
+        return buffer_.sampler.max_times is None

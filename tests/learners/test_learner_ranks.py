@@ -15,7 +15,7 @@ from ding.framework.context import OnlineRLContext  # noqa: E402
 from easydict import EasyDict  # noqa: E402
 from ranks import in_ranks, session  # noqa: E402
 
-from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, StoreError  # noqa: E402
 from ding_store.learners.data_parallel import LearnerLost  # noqa: E402
@@ -52,8 +52,8 @@ def test_ranks_train_only_when_all_have_data():
     assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31)] * 2
 
 
-def learner_with_replay(num_updates):
-    policy, buffer_ = dqn(), StoreBuffer(100)
+def learner_with_replay(num_updates, sampler=None):
+    policy, buffer_ = dqn(), StoreBuffer(100, sampler=sampler)
     cfg = EasyDict(type(policy).default_config())
     cfg.learn.update(batch_size=B, update_per_collect=num_updates)
     return OffPolicyLearner(EasyDict(seed=0, policy=cfg), policy.learn_mode, buffer_), buffer_
@@ -78,6 +78,19 @@ def rounds_of_updates(rank):
 
 def test_ranks_agree_once_per_round_of_updates():
     assert in_ranks(2, rounds_of_updates) == [([0, 3, 6], 3)] * 2
+
+
+def use_each_row_twice(rank):
+    (learner, buffer_), ctx = learner_with_replay(5, limited(Uniform(), max_times_sampled=2)), OnlineRLContext()
+    fill(buffer_)
+    learner(ctx)
+    return ctx.train_iter
+
+
+def test_ranks_train_until_one_has_used_its_rows():
+    first, second = in_ranks(2, use_each_row_twice)
+    assert first == second
+    assert 1 <= first < 5
 
 
 def remove_rows_in_a_round(rank):

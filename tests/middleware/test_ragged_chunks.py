@@ -69,12 +69,30 @@ def test_ragged_leaf_may_be_missing_in_some_elements(store):
 def test_leaf_that_varies_without_the_option_is_refused_by_name(store):
     with pytest.raises(SchemaMismatch, match="'units'.*set policy.other.replay_buffer.ragged=.'units'."):
         writer_of(store, ragged=()).write(ELEMENTS, HEADER)
-    writer = writer_of(store, ragged=())
-    writer.write(ELEMENTS[:1], HEADER)
+    writer_of(store, ragged=()).write(ELEMENTS[:1], HEADER)
     with pytest.raises(SchemaMismatch, match='earlier writers.*set policy.other.replay_buffer.ragged'):
-        writer.write(ELEMENTS[1:2], HEADER)
-    with pytest.raises(SchemaMismatch, match="ragged \\('unit'\\) is no leaf"):
-        writer_of(store, ragged=('unit',)).write(ELEMENTS[:1], HEADER)
+        writer_of(store, ragged=()).write(ELEMENTS[1:2], HEADER)
+    with pytest.raises(SchemaMismatch, match='earlier writers.*name another run with --run NAME'):
+        writer_of(store).write(ELEMENTS[1:2], HEADER)
+
+
+@pytest.mark.parametrize('ragged', ['all', ('units', 'units_of_demonstrations', 'env_data_id')])
+def test_ragged_leaves_of_a_second_collector_keep_their_env_ids(store, ragged):
+    """The writer adds an offset to the ids of its environments, and the reader of a continued run another one."""
+    writer, buffer_ = writer_of(store, ragged), StoreBuffer(100, ragged='all')
+    learner = Learner(store.another(), buffer_)
+    writer.write(ELEMENTS, HEADER, fixups={'env_data_id': 1 << 32})
+    assert learner.take() == 1
+    assert [int(item.data['env_data_id']) for item in buffer_] == [1 << 32] * len(ELEMENTS)
+
+
+def test_ragged_leaf_without_items_per_unit_arrives(store):
+    elements = [{'x': np.zeros(1, np.float32), 'units': np.zeros((i, 0), np.float32)} for i in range(3)]
+    writer, buffer_ = writer_of(store), StoreBuffer(100, ragged=('units',))
+    learner = Learner(store.another(), buffer_)
+    writer.write(elements, HEADER)
+    assert learner.take() == 1
+    assert [item.data['units'].shape for item in buffer_] == [(0, 0), (1, 0), (2, 0)]
 
 
 @pytest.mark.parametrize(
@@ -82,6 +100,7 @@ def test_leaf_that_varies_without_the_option_is_refused_by_name(store):
     [
         ('units', lambda lengths: lengths + 1, 'its lengths have'),
         ('units', lambda lengths: lengths - lengths.max() + np.arange(len(lengths))[::-1], 'its lengths have'),
+        ('units', lambda lengths: np.array([1 << 62] * 4 + [11] + [0] * (len(lengths) - 5)), 'its lengths have'),
         ('~items/units', lambda items: items.astype(np.float64), 'expected float32'),
         ('~items/units', lambda items: items[:, :2], 'expected float32'),
         ('~items/others', lambda items: np.zeros(3), 'is no column'),

@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip('ding')
 
@@ -49,7 +50,7 @@ def layout(num, partitions):
 class StoppedRun:
     """The replays of some learners, and a server with one unread entry in each partition."""
 
-    def __init__(self, url, run, directory, num, has_priorities=False, partitions=None):
+    def __init__(self, url, run, directory, num, has_priorities=False, partitions=None, ragged=()):
         self.url, self.run, self.directory = url, run, str(directory)
         partitions = partitions or num
         self.sampler = Prioritized if has_priorities else lambda: None
@@ -62,13 +63,16 @@ class StoppedRun:
                 decide_num_partitions(store, layout(num, partitions))
             for rank in range(num):
                 os.makedirs(os.path.dirname(self.path(rank, num)), exist_ok=True)
-                buffer_ = StoreBuffer(SIZE // num, path=self.path(rank, num), sampler=self.sampler())
+                path = self.path(rank, num)
+                buffer_ = StoreBuffer(SIZE // num, path=path, sampler=self.sampler(), ragged=ragged)
                 offsets = {}
                 for partition in own_partitions(rank, num, partitions):
                     stream, offset = stream_of(partition, partitions), ConsumerOffset()
                     offsets[stream] = offset
                     writer = ChunkWriter(store, stream)
-                    rows = [step(number + i, env=(number + i) // EPISODE) for i in range(ROWS + UNREAD)]
+                    writer.ragged = ragged
+                    varying = [{name: torch.ones(i % 3, 2) for name in ragged} for i in range(ROWS + UNREAD)]
+                    rows = [step(number + i, (number + i) // EPISODE, **more) for i, more in enumerate(varying)]
                     number += len(rows)
                     reader = Reader(store, stream, 'learner')
                     for part in (rows[:ROWS], rows[ROWS:]):
@@ -203,8 +207,10 @@ def test_reshard_removes_the_progress_of_all_partitions(tmp_path, redis_server):
         assert [name for name in store.info().values if 'progress' in name] == []
 
 
-def test_reshard_keeps_priorities(tmp_path, redis_server):
-    stopped = StoppedRun(redis_server.url, 'reshard-priorities', tmp_path, 1, has_priorities=True)
+@pytest.mark.parametrize('ragged', [(), ('units',)])
+def test_reshard_keeps_priorities(tmp_path, redis_server, ragged):
+    run = f'reshard-priorities-{len(ragged)}'
+    stopped = StoppedRun(redis_server.url, run, tmp_path, 1, has_priorities=True, ragged=ragged)
     assert stopped.reshard(2) == 0
     stopped.check(2)
 
