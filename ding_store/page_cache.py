@@ -2,7 +2,8 @@
 
 import os
 
-#: Bytes of one request. Linux reads no more of a larger one than the disk's read-ahead, which is 128 KiB by default.
+#: Bytes of one request. Linux shortens a larger one to the disk's read-ahead (128 KiB by default), or to the disk's
+#: optimal request if that is larger.
 _STEP_BYTES = 128 << 10
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import operator
 import os
 import threading
 from concurrent.futures import Future, wait
@@ -46,10 +48,12 @@ class DataSet:
         - on_damage (:obj:`str`): What to do about segments that cannot be read. 'stop': raise. 'skip': log and leave
           them out, see ``damaged``.
         - segments (:obj:`Optional[Sequence[str]]`): Read these segments only. Default: all.
-        - reads (:obj:`str`): 'mapped': through the page cache. 'direct': past it, which is faster if the data set is
-          larger than memory. 'auto': direct if it takes more than half of the free memory.
-        - cache_bytes (:obj:`Optional[int]`): If rows are read past the page cache, its first rows of this size are kept
-          there all the same. None: half of the free memory if ``reads`` is 'auto', and nothing if it is 'direct'.
+        - reads (:obj:`str`): 'mapped': read rows through the page cache. 'direct': read them from the disk, without the
+          page cache. This is faster if the data set is larger than memory. 'auto': 'direct' if the data set is larger
+          than half of the free memory, else 'mapped'.
+        - cache_bytes (:obj:`Optional[int]`): Bytes of the first rows that direct reads keep in the page cache all the
+          same. None: half of the free memory if ``reads`` is 'auto', and 0 if it is 'direct'. Each ``DataSet`` measures
+          the free memory for itself. If you use several large data sets at once, set this for each.
     Attributes:
         - damaged (:obj:`Dict[str, str]`): Segment -> why it cannot be read.
     Raises:
@@ -72,11 +76,8 @@ class DataSet:
                 f'on_damage ({on_damage!r}) must be one of {", ".join(ON_DAMAGE)}, and reads ({reads!r}) one of '
                 f'{", ".join(READS)}'
             )
-        if cache_bytes is not None and (cache_bytes < 0 or reads == 'mapped'):
-            raise ConfigError(
-                f"cache_bytes ({cache_bytes}) must be at least 0, and reads ({reads!r}) 'auto' or 'direct'. With "
-                "reads='mapped', all rows go through the page cache."
-            )
+        if cache_bytes is not None:
+            _check_cache(cache_bytes, reads)
         self.path = os.fspath(path)
         self.damaged: Dict[str, str] = {}
         #: The segments that can be read and have rows.
@@ -94,10 +95,12 @@ class DataSet:
         self._num_rows = int(ends[-1])
         memory = int(MEMORY_SHARE * available_memory())
         self.is_direct = reads == 'direct' or (reads == 'auto' and self.num_bytes > memory)
-        if cache_bytes is None:
-            cache_bytes = memory if reads == 'auto' else 0
-        self._num_kept = self._rows_of(cache_bytes) if self.is_direct else self._num_rows
-        self._num_loaded = 0  # of these rows, so far
+        if cache_bytes is None or not self.is_direct:
+            cache_bytes = 0 if reads == 'direct' else memory
+        self._num_kept = self._rows_of(cache_bytes)
+        # The number of these rows that were loaded so far. Forked processes share it, such as the workers of torch's
+        # DataLoader, which are new in each epoch.
+        self._num_loaded: Array = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         self._outputs: Optional[WarmOutputs] = None
         self._has_narrow = any(segment.layout.narrow for segment in self.segments)
         self._check_schemas()
@@ -291,23 +294,24 @@ class DataSet:
     def load_more(self, num_rows: int) -> None:
         """
         Overview:
-            Begin to load more of the rows that stay in the page cache, in order. Callers that read all rows again and
-            again call this before each read. It takes an eighth of the first epoch.
+            Load more of the first rows into the page cache, eight for each row that the caller reads. Callers that read
+            all rows again and again call this at each read. It returns before the rows are there.
 
-            The rows that stay are always the same. An epoch reads each row once, so a cache of n rows can save no more
-            than n reads per epoch, whatever it knows. These rows save as many. A cache of the rows that were read last
-            saves less: most of them leave before they are read again.
+            The first rows stay in the cache. An epoch reads each row once. Therefore a cache of n rows saves at most n
+            reads per epoch, and these rows save all n. A cache of the last rows that were read would save less, because
+            most of them leave the cache before they are read again.
         Arguments:
             - num_rows (:obj:`int`): The number of rows that the caller reads.
         """
-        first, last = self._num_loaded, min(self._num_loaded + _LOADED_PER_ROW * num_rows, self._num_kept)
+        first = int(self._num_loaded[0])
+        last = min(first + _LOADED_PER_ROW * num_rows, self._num_kept)
         if first >= last:
             return
         for segment, begin in zip(self.segments, self._first_rows.tolist()):
             own = max(first - begin, 0), min(last - begin, segment.num_rows)
-            if own[0] < own[1]:
+            if own[0] < own[1] and (segment.reads_cache or not self.is_direct):
                 segment.load_ahead(*own)
-        self._num_loaded = last
+        self._num_loaded[0] = last
 
     def _rows_of(self, num_bytes: int) -> int:
         """Return how many of the first rows have this size together."""
@@ -343,8 +347,9 @@ class DataSet:
             if not self.is_direct:
                 segment.read_into(own, target, at)
                 continue
-            is_kept = rows[places] < self._num_loaded
-            held.append((segment, own[is_kept], target, at[is_kept]))
+            is_kept = rows[places] < self._num_kept
+            if is_kept.any():
+                held.append((segment, own[is_kept], target, at[is_kept]))
             reads += _direct_reads(segment, own[~is_kept], target, at[~is_kept])
         if shared is not None:
             made.append((self.segments[groups[0]].layout, None, shared))
@@ -383,6 +388,22 @@ class DataSet:
         if len(wrong):
             raise RowGone(f'row {np.asarray(rows).reshape(-1)[wrong[0]]} is not one of the {self._num_rows} rows')
         return checked
+
+
+def _check_cache(cache_bytes: Any, reads: str) -> None:
+    try:
+        is_valid = operator.index(cache_bytes) >= 0
+    except TypeError:
+        is_valid = False
+    if not is_valid:
+        raise ConfigError(
+            f'cache_bytes ({cache_bytes!r}) must be a whole number of bytes, at least 0, such as 8 << 30 for 8 GiB'
+        )
+    if reads == 'mapped':
+        raise ConfigError(
+            f"cache_bytes ({cache_bytes}) has no effect with reads='mapped', where all rows go through the page cache. "
+            "Leave it out, or use reads='auto' or 'direct'."
+        )
 
 
 def _direct_reads(segment: Segment, rows: Array, records: Array, places: Array) -> List[DirectRead]:

@@ -168,10 +168,11 @@ def _from_disk(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Gen
     try:
         for number, window in enumerate(windows):
             rows = [order.batch(*batch) for batch in window]
-            data_set.load_more(sum(map(len, rows)))
             before, ahead = ahead, (rows, *data_set.start(np.concatenate(rows), number % 2))
             if before is not None:
                 yield _decoded(data_set, *before)
+                # Last, since it takes a while: the first batches come sooner.
+                data_set.load_more(sum(map(len, rows)))
         if ahead is not None:
             before, ahead = ahead, None
             yield _decoded(data_set, *before)

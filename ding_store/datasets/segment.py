@@ -14,6 +14,7 @@ import numpy as np
 
 from ding_store import page_cache, private_files
 from ding_store.buffer.array_types import Array, anonymous
+from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.thread_pool import Threads
 from ding_store.datasets.segment_log import SegmentLog, read_log
 from ding_store.datasets.writer import LOG, ROWS
@@ -29,6 +30,19 @@ _ALIGNMENTS = (512, 4096)
 
 _threads = Threads(NUM_THREADS, 'ding-store-data-set')
 _scratch = threading.local()
+
+
+class _File:
+    """
+    An open file. Its last user closes it: if a reader still used a closed descriptor, it could read another file, which
+    was opened meanwhile and got the same number.
+    """
+
+    def __init__(self, descriptor: int, alignment: int = 1) -> None:
+        self.descriptor, self.alignment = descriptor, alignment
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class Segment:
@@ -49,42 +63,47 @@ class Segment:
         self.num_rows = self.log.num_rows
         self.rows_path = path + ROWS
         try:
-            self._file = private_files.opener(self.rows_path)
+            file = _File(private_files.opener(self.rows_path))
         except FileNotFoundError as error:
             raise CorruptPayload(f'{self.rows_path!r} is missing: segment {self.name} has no rows') from error
-        size = os.fstat(self._file).st_size
+        size = os.fstat(file.descriptor).st_size
         if size < self.num_bytes:
-            os.close(self._file)
             raise CorruptPayload(
                 f'{self.rows_path!r} has {size} bytes, and the log of segment {self.name} says {self.num_bytes}'
             )
         self._records: Optional[Array] = None
-        self._direct: Optional[Tuple[int, int]] = None  # descriptor and alignment of direct reads
-        self._lock = threading.Lock()
+        self._file: Optional[_File] = file  # None: it was closed
+        self._direct: Optional[_File] = None  # for direct reads
+        #: Flag of reads from the page cache alone. None: there are no such reads here.
+        self._nowait: Optional[int] = getattr(os, 'RWF_NOWAIT', None)
+        self._lock = hold_over_forks(threading.Lock())
 
     @property
     def num_bytes(self) -> int:
         return self.num_rows * self.layout.row_bytes
 
     @property
+    def reads_cache(self) -> bool:
+        """False if rows cannot be read from the page cache alone, as a read has shown."""
+        return self._nowait is not None
+
+    @property
     def records(self) -> Array:
         """All rows, mapped and read-only."""
         with self._lock:
-            if self._file < 0:
-                raise StoreClosed(f'the data set of segment {self.name} was closed')
+            file = self._checked_file()
             if self._records is None:
                 if not self.num_rows:
                     return np.empty(0, self.layout.record)
-                mapped = mmap.mmap(self._file, self.num_bytes, prot=mmap.PROT_READ)
+                mapped = mmap.mmap(file.descriptor, self.num_bytes, prot=mmap.PROT_READ)
                 self._records = np.frombuffer(mapped, self.layout.record)
             return self._records
 
     def load_ahead(self, first: int, last: int) -> None:
         """Let the kernel read rows ``first`` to ``last`` into the page cache."""
-        row_bytes = self.layout.row_bytes
-        with self._lock:
-            if self._file >= 0:
-                page_cache.load(self._file, first * row_bytes, last * row_bytes)
+        row_bytes, file = self.layout.row_bytes, self._file
+        if file is not None:
+            page_cache.load(file.descriptor, first * row_bytes, last * row_bytes)
 
     def read_into(self, rows: Array, records: Array, places: Array) -> None:
         """Copy rows to places of ``records``, from the page cache or through it."""
@@ -101,17 +120,22 @@ class Segment:
         Copy those rows to places of ``records`` that are in the page cache, and return the positions of the others. A
         page fault would read what is missing a page at a time, or with megabytes around it that evict other rows.
         """
-        missing, row_bytes, preadv, nowait = [], self.layout.row_bytes, os.preadv, os.RWF_NOWAIT
+        with self._lock:
+            file, nowait = self._checked_file(), self._nowait
+        if nowait is None:
+            return list(range(len(rows)))
+        missing, row_bytes, preadv, descriptor = [], self.layout.row_bytes, os.preadv, file.descriptor
         target = memoryview(records.view(np.uint8).reshape(-1).data)
         starts, offsets = (places * row_bytes).tolist(), (rows * row_bytes).tolist()
         for position, (at, offset) in enumerate(zip(starts, offsets)):
             try:
-                if preadv(self._file, [target[at : at + row_bytes]], offset, nowait) < row_bytes:
+                if preadv(descriptor, [target[at : at + row_bytes]], offset, nowait) < row_bytes:
                     missing.append(position)
             except OSError as error:
-                if error.errno == errno.EBADF:
-                    raise StoreClosed(f'the data set of segment {self.name} was closed') from error
-                missing.append(position)  # It is not there, or the file system cannot tell.
+                if error.errno == errno.EOPNOTSUPP:  # for example on tmpfs
+                    self._nowait = None
+                    return [*missing, *range(position, len(rows))]
+                missing.append(position)
         return missing
 
     def reads(self, rows: Array, records: Array, places: Array) -> List[DirectRead]:
@@ -122,8 +146,8 @@ class Segment:
         Arguments:
             - rows (:obj:`np.ndarray`): Ascending.
         """
-        descriptor, alignment = self._direct_file()
-        row_bytes = self.layout.row_bytes
+        file = self._direct_file()
+        row_bytes, alignment = self.layout.row_bytes, file.alignment
         begins = rows * row_bytes
         starts = begins // alignment * alignment
         stops = -(-(begins + row_bytes) // alignment) * alignment
@@ -135,13 +159,17 @@ class Segment:
         sizes = (stops[np.array(lasts) - 1] - starts[firsts]).tolist()
         runs = zip(starts[firsts].tolist(), sizes, firsts, lasts)
         target = memoryview(records.view(np.uint8).reshape(-1).data)
-        into = _Target(descriptor, self.rows_path, begins.tolist(), (places * row_bytes).tolist(), row_bytes, target)
+        into = _Target(file, self.rows_path, begins.tolist(), (places * row_bytes).tolist(), row_bytes, target)
         return [(into, *run) for run in runs]
 
-    def _direct_file(self) -> Tuple[int, int]:
+    def _checked_file(self) -> _File:
+        if self._file is None:
+            raise StoreClosed(f'the data set of segment {self.name} was closed')
+        return self._file
+
+    def _direct_file(self) -> _File:
         with self._lock:
-            if self._file < 0:
-                raise StoreClosed(f'the data set of segment {self.name} was closed')
+            self._checked_file()
             if self._direct is None:
                 self._direct = _opened_direct(self.rows_path)
             return self._direct
@@ -164,24 +192,15 @@ class Segment:
             first += commit.num_rows
 
     def close(self) -> None:
+        """Refuse further reads. Those that run now end as usual."""
         with self._lock:
-            self._records = None
-            direct, self._direct = self._direct, None
-            file, self._file = self._file, -1
-        if direct is not None:
-            os.close(direct[0])
-        if file >= 0:
-            os.close(file)
-
-    def __del__(self) -> None:
-        if getattr(self, '_file', -1) >= 0:
-            self.close()
+            self._records = self._direct = self._file = None
 
 
 class _Target(NamedTuple):
     """The file of some direct reads, the place of each row in it, and its place in the memory for the rows."""
 
-    descriptor: int
+    file: _File
     path: str
     begins: List[int]
     places: List[int]
@@ -216,10 +235,10 @@ def _run_all(reads: Deque[DirectRead]) -> None:
     preadv, take = os.preadv, reads.popleft
     while True:
         try:
-            (descriptor, path, begins, places, row_bytes, memory), start, size, first, last = take()
+            (file, path, begins, places, row_bytes, memory), start, size, first, last = take()
         except IndexError:
             return
-        bounce = _bounce(size)
+        bounce, descriptor = _bounce(size), file.descriptor
         done = preadv(descriptor, [bounce[:size]], start)
         needed = begins[last - 1] + row_bytes - start
         while done < needed:
@@ -232,22 +251,21 @@ def _run_all(reads: Deque[DirectRead]) -> None:
             memory[place : place + row_bytes] = bounce[at : at + row_bytes]
 
 
-def _opened_direct(path: str) -> Tuple[int, int]:
-    """Return a descriptor for direct reads and their alignment. Some file systems have none: then read as usual."""
+def _opened_direct(path: str) -> _File:
+    """Open a file for direct reads. If its file system has none, open it for usual ones."""
     for alignment in _ALIGNMENTS:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = _File(os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC | os.O_NOFOLLOW), alignment)
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
             break
         try:
-            os.preadv(descriptor, [_bounce(alignment)[:alignment]], 0)
+            os.preadv(file.descriptor, [_bounce(alignment)[:alignment]], 0)
         except OSError:
-            os.close(descriptor)
-        else:
-            return descriptor, alignment
-    return private_files.opener(path), 1
+            continue
+        return file
+    return _File(private_files.opener(path))
 
 
 def _bounce(size: int) -> memoryview:

@@ -1,6 +1,9 @@
 """Data sets on the disk: what was appended is read back, in place, past the cache, and after damage and crashes."""
 
+import contextlib
+import errno
 import multiprocessing
+import os
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from ding_store.errors import (
     StoreClosed,
     TableLocked,
 )
-from ding_store.storage.testing import WAIT_S
+from ding_store.storage.testing import WAIT_S, eventually
 
 
 @pytest.mark.parametrize('reads', ['mapped', 'direct'])
@@ -176,6 +179,79 @@ def test_closed_data_set_refuses_to_read(tmp_path):
         data.close()
         with pytest.raises(StoreClosed):
             data.columns([0])
+
+
+@pytest.mark.parametrize('cache_bytes', [0, 10**6])
+def test_close_during_a_read_never_reads_another_file(tmp_path, monkeypatch, cache_bytes):
+    """The descriptors of the closed files are those of files that are opened next."""
+    write(tmp_path / 'data')
+    data = DataSet(tmp_path / 'data', reads='direct', cache_bytes=cache_bytes)
+    data.columns([0])
+    (tmp_path / 'other').write_bytes(bytes(2 * data.num_bytes))
+    opened, preadv = [], os.preadv
+
+    def is_open():
+        paths = [os.path.realpath(f'/proc/self/fd/{number}') for number in os.listdir('/proc/self/fd')]
+        return data.segments[0].rows_path in paths
+
+    assert is_open()
+
+    def closed_first(*arguments):
+        if not opened:
+            data.close()
+            opened.extend(os.open(tmp_path / 'other', os.O_RDONLY) for _ in range(4))
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, 'preadv', closed_first)
+    try:
+        # A read that begins after the close is refused. Those that run are whole.
+        with contextlib.suppress(StoreClosed):
+            assert numbers(data.columns(range(70))) == list(range(70))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    assert len(opened) == 4
+    eventually(lambda: not is_open(), 'the file is closed')
+
+
+def test_rows_are_read_by_a_fork_while_others_are_loaded(tmp_path, monkeypatch):
+    write(tmp_path)
+    data = DataSet(tmp_path, reads='direct', cache_bytes=10**6)
+    ends = []
+
+    def forked(*arguments):
+        process = multiprocessing.get_context('fork').Process(target=data.columns, args=([0, 69],))
+        process.start()
+        process.join(WAIT_S)
+        ends.append(process.exitcode)
+        process.kill()
+        process.join()
+
+    monkeypatch.setattr(os, 'posix_fadvise', forked)
+    data.load_more(1)
+    assert ends == [0]
+
+
+@pytest.mark.parametrize('has_flag', [True, False])
+def test_rows_are_read_where_the_page_cache_cannot_be_asked(tmp_path, monkeypatch, has_flag):
+    """Neither each row nor each epoch tries it again."""
+    write(tmp_path)
+    data = DataSet(tmp_path, reads='direct', cache_bytes=10**6)
+    tried, preadv = [], os.preadv
+
+    def refused(descriptor, buffers, offset, flags=0):
+        if flags:
+            tried.append(offset)
+            raise OSError(errno.EOPNOTSUPP, 'not supported')
+        return preadv(descriptor, buffers, offset)
+
+    monkeypatch.setattr(os, 'preadv', refused)
+    if not has_flag:
+        monkeypatch.delattr(os, 'RWF_NOWAIT')
+        data = DataSet(tmp_path, reads='direct', cache_bytes=10**6)
+    for _ in range(2):
+        assert numbers(data.columns(range(70))) == list(range(70))
+    assert len(tried) == has_flag
 
 
 def test_other_format_is_refused_with_its_number(tmp_path, monkeypatch):

@@ -66,7 +66,7 @@ def test_epochs_give_each_row_once_in_the_order_of_the_seed(tmp_path, options):
     assert [each for _, each in found] == [order.batch(*divmod(i, 9)).tolist() for i in range(18)]
 
 
-def test_rows_in_the_cache_are_not_read_from_the_disk_again(tmp_path, monkeypatch):
+def test_rows_in_the_cache_are_not_read_from_the_disk(tmp_path, monkeypatch):
     from_disk, start_reads = [], data_set.start_reads
 
     def counted(reads):
@@ -81,11 +81,11 @@ def test_rows_in_the_cache_are_not_read_from_the_disk_again(tmp_path, monkeypatc
         except OSError:
             pytest.skip('this file system cannot tell what is in the page cache')
     data = DataSet(tmp_path, reads='direct', cache_bytes=20 * DataSet(tmp_path).layout.row_bytes)
-    for epoch in range(2):
+    for epoch in range(2):  # The first one as well: the rows are in the page cache since they were written.
         from_disk.clear()
         with data.epochs(7, seed=1, prefetch=1, num_epochs=epoch + 1, start=10 * epoch) as epochs:
             assert sorted(number for batch in epochs for number in numbers(batch)) == list(range(70))
-    assert sum(from_disk) == 50
+        assert sum(from_disk) == 50
 
 
 def test_epochs_go_on_at_the_position_of_another_iterator(tmp_path):
@@ -143,7 +143,9 @@ def test_epochs_with_wrong_arguments_are_refused(tmp_path, wrong):
         DataSet(tmp_path).epochs(**{'batch_size': 4, 'seed': 0, **wrong})
 
 
-@pytest.mark.parametrize('wrong', [{'cache_bytes': -1}, {'cache_bytes': 100, 'reads': 'mapped'}])
+@pytest.mark.parametrize('wrong', [-1, 1e9, '1GB', float('nan')])
 def test_wrong_size_of_the_cache_is_refused(tmp_path, wrong):
-    with pytest.raises(ConfigError, match='cache_bytes'):
-        DataSet(tmp_path, **wrong)
+    with pytest.raises(ConfigError, match=rf'cache_bytes \({wrong!r}\) must be a whole number of bytes'):
+        DataSet(tmp_path, cache_bytes=wrong)
+    with pytest.raises(ConfigError, match="has no effect with reads='mapped'"):
+        DataSet(tmp_path, cache_bytes=100, reads='mapped')
