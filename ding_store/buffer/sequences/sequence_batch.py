@@ -107,8 +107,9 @@ def sequence_batch(
 def joined(batches: Sequence[SequenceBatch]) -> SequenceBatch:
     """
     Overview:
-        Return one batch of the sequences of all batches, in their order. Its leaves are copies, without the states:
-        these are those of the batches. Only states may be None in some rows, see ``unrolled.can_be_joined``.
+        Return one batch of the sequences of all batches, in their order. Its leaves are copies, of which its elements
+        are views. The states in its elements are those of the batches. Only states may be None in some rows, see
+        ``unrolled.can_be_joined``.
     Raises:
         - SchemaMismatch: The batches differ in their leaves or in the length of their sequences.
     """
