@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
@@ -178,7 +179,8 @@ def render_put_get(tables: Figures) -> str:
 def measure_spilled(size: int, budget_s: float, directory: Optional[str]) -> Figures:
     """
     Return bytes per second of cold reads of spilled objects, and of the same files read past the page cache: into a new
-    array for each, which the caller could keep as it keeps an object, and into one buffer.
+    array for each, which the caller could keep as it keeps an object, and into one buffer. Several objects are read by
+    one call, and their files by as many threads.
     """
     from ding_store.storage import open_store
 
@@ -207,13 +209,21 @@ def measure_spilled(size: int, budget_s: float, directory: Optional[str]) -> Fig
                 made = np.empty(num_bytes + 4096, np.uint8)
                 return made[-made.ctypes.data % 4096 :][:num_bytes]
 
-            ways: Dict[str, Tuple[int, Callable[[List[str]], Any]]] = {
-                'ding_store': (1, lambda some: objects.get(some[0])),
-                'get_many': (_MANY, objects.get_many),
-                'o_direct': (1, lambda some: direct(some[0], new_array())),
-                'o_direct_one_buffer': (1, lambda some: direct(some[0], buffer)),
-            }
-            seconds = _cold(ways, chosen, files, budget_s)
+            def direct_to_new(ref: str) -> Any:
+                return direct(ref, new_array())
+
+            with ThreadPoolExecutor(_MANY) as threads:
+                ways: Dict[str, Tuple[int, Callable[[List[str]], Any]]] = {
+                    'ding_store': (1, lambda some: objects.get(some[0])),
+                    'o_direct': (1, lambda some: direct_to_new(some[0])),
+                    'o_direct_one_buffer': (1, lambda some: direct(some[0], buffer)),
+                    'get_many': (_MANY, objects.get_many),
+                    'o_direct_many': (
+                        _MANY,
+                        lambda some: list(threads.map(lambda ref: direct(ref, new_array()), some)),
+                    ),
+                }
+                seconds = _cold(ways, chosen, files, budget_s)
         return {'bytes': size, **{way: ways[way][0] * size / each_s for way, each_s in seconds.items()}}
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -241,14 +251,23 @@ def _cold(ways: Dict[str, Any], refs: List[str], files: Dict[str, Path], budget_
 
 def render_spilled(tables: Figures) -> str:
     """Return the table of spilled reads, in MB per second."""
-    lines = [f'{"object":<8} {"get":>6} {"get_many":>9} {"O_DIRECT":>9} {"to one buffer":>14} {"get/O_DIRECT":>13}']
+    head = ('get', 'O_DIRECT', 'ratio', 'one buffer', f'get {_MANY}', f'O_DIRECT x{_MANY}', 'ratio')
+    lines = [f'{"object":<8} ' + ' '.join(f'{name:>{_width(name)}}' for name in head)]
     for name, figures in tables.items():
-        get, many, bare, one = (
-            figures[way] / 1e6 for way in ('ding_store', 'get_many', 'o_direct', 'o_direct_one_buffer')
+        get, bare, one, many, bare_many = (
+            figures[way] / 1e6 for way in ('ding_store', 'o_direct', 'o_direct_one_buffer', 'get_many', 'o_direct_many')
         )
-        lines.append(f'{name:<8} {get:>6.0f} {many:>9.0f} {bare:>9.0f} {one:>14.0f} {get / bare:>13.2f}')
-    title = f'cold reads of spilled objects, in MB/s; get_many: of {_MANY}; O_DIRECT: one file at a time, to new memory'
+        cells = (get, bare, get / bare, one, many, bare_many, many / bare_many)
+        lines.append(
+            f'{name:<8} '
+            + ' '.join(f'{cell:>{_width(name)}.{2 if name == "ratio" else 0}f}' for name, cell in zip(head, cells))
+        )
+    title = f'cold reads of spilled objects, in MB/s; O_DIRECT: to new memory, one file or {_MANY} by as many threads'
     return '\n'.join([title, *lines])
+
+
+def _width(head: str) -> int:
+    return max(6, len(head))
 
 
 # --- traces

@@ -16,10 +16,12 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
@@ -35,6 +37,8 @@ _NEVER = 10_000
 _EVAL_EVERY = 250
 #: The score is the mean of so many evaluations at the end.
 _LAST = 4
+#: Seconds in which a child process ends after Ctrl-C, and then after SIGINT, before it is killed.
+_PATIENCE_S = (5, 30)
 Curve = List[Tuple[int, float]]
 Curves = Dict[Tuple[str, str, int], Curve]
 
@@ -109,10 +113,23 @@ def command(*words: object, cwd: Path) -> None:
     try:
         process.wait()
     except KeyboardInterrupt:
-        process.wait()  # It gets Ctrl-C as well.
+        end(process)
         raise
     if process.returncode:
         raise SystemExit(f'exit status {process.returncode}: {" ".join(map(str, words))}')
+
+
+def end(process: 'subprocess.Popen[bytes]') -> None:
+    """End a child process. Ctrl-C of a terminal reaches it as well, but a signal to this process alone does not."""
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S[0])
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S[1])
+    finally:  # also after a second Ctrl-C
+        process.kill()
+        process.wait()
 
 
 def check_settings(place: Path, options: argparse.Namespace) -> None:

@@ -10,7 +10,8 @@ import treetensor.torch as ttorch
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.sequences.sequence_batch import joined
-from ding_store.buffer.sequences.unrolled import is_sequence
+from ding_store.buffer.sequences.unrolled import can_be_joined, has_optional, is_sequence
+from ding_store.columns.nodes import Mapping as MappingNode
 from ding_store.datasets import DataSet
 from ding_store.errors import ConfigError, NotEnoughData, SchemaMismatch
 from ding_store.middleware.own_rank import own_place
@@ -49,13 +50,18 @@ class Part:
         """Return whether the source gives batches of ``(B, ...)`` without making elements."""
         if self._epochs is not None:
             return True
-        source = self.source
-        return not source._middleware and source.schema is not None and not is_sequence(source.schema)
+        schema = self.source.schema
+        if self.source._middleware or schema is None or is_sequence(schema):
+            return False
+        # Whether such leaves are tensors of one shape would depend on the rows that are drawn.
+        return not schema.ragged and not has_optional(schema.root)
 
     def has_sequences(self) -> bool:
-        """Return whether the source is a replay that gives time-major batches of ``(T, B, ...)``."""
+        """Return whether the source is a replay that gives time-major batches of ``(T, B, ...)`` that can be joined."""
         source = self.source
-        return isinstance(source, StoreBuffer) and not source._middleware and is_sequence(source.schema)
+        if not isinstance(source, StoreBuffer) or source._middleware:
+            return False
+        return source.schema is not None and can_be_joined(source.schema)
 
     def batch(self) -> Tuple[Any, Optional[np.ndarray], Optional[Update]]:
         """Return a batch, and for a source with priorities the weights and the update of its rows."""
@@ -72,8 +78,17 @@ class Part:
         for name, number in self.fills.items():
             if name not in tree:
                 raise SchemaMismatch(f'a mixed batch sets leaf {name!r}, which the source {_name(self.source)} lacks')
+            if self._may_be_none(name) or not isinstance(tree[name], (torch.Tensor, ttorch.Tensor)):
+                raise SchemaMismatch(
+                    f'a mixed batch sets leaf {name!r}, which is no tensor in each row of {_name(self.source)}. '
+                    'Set another leaf.'
+                )
             tree[name].fill_(number)
         return tree
+
+    def _may_be_none(self, name: str) -> bool:
+        root = self.source.schema.root
+        return isinstance(root, MappingNode) and any(has_optional(child) for key, child in root.items if key == name)
 
 
 def is_mixed(sources: Any) -> bool:
@@ -133,8 +148,8 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: boo
                 return
             if needs_batch:
                 raise ConfigError(
-                    'a mixed batch with a data set, priorities or filled leaves needs plain steps, or sequences of '
-                    'replays for a policy that takes them. Others, and buffers with middleware, are mixed as lists.'
+                    f'a mixed batch cannot be collated: {_obstacle(parts)}. '
+                    'Change the source, or remove data sets, priorities and fixed values.'
                 )
             yield from _as_generator(listed(ctx))
             return
@@ -164,6 +179,19 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: boo
                     update(priorities[begin:end])
 
     return _fetch
+
+
+def _obstacle(parts: List[Part]) -> str:
+    """Return why the parts cannot be collated into one batch."""
+    for part in parts:
+        source = part.source
+        if isinstance(source, StoreBuffer) and source._middleware:
+            return f'a {_name(source)} has middleware'
+        if source.schema.ragged:
+            return f'a {_name(source)} has ragged leaves'
+        if not (part.is_collated() or part.has_sequences()):
+            return f'a {_name(source)} has leaves that may be None'
+    return 'sequences mix only with sequences of replays, for recurrent policies'
 
 
 def _as_generator(result: Any) -> Generator:

@@ -367,3 +367,13 @@ def test_sequence_groups_removed_during_pushes_do_not_deadlock() -> None:
         sys.setswitchinterval(before)
     assert not reader.is_alive()
     assert not writer.is_alive()
+
+
+def test_steps_of_older_rows_stay_when_a_newer_one_lacks_some():
+    buffer = StoreBuffer(10)
+    for number in range(3):
+        states = [torch.tensor([number, step]) for step in range(3)]
+        buffer.push({'state': [None, *states[1:]] if number == 2 else states})
+    found = [element.data['state'] for element in buffer.sample(3)]
+    assert sorted(state[1].tolist() for state in found) == [[0, 1], [1, 1], [2, 1]]
+    assert sorted(state[0] is None for state in found) == [False, False, True]

@@ -234,8 +234,83 @@ def test_priorities_of_mixed_sequences_go_to_their_own_rows():
 def test_sequences_that_cannot_be_mixed_are_refused(demonstrations):
     with pytest.raises(SchemaMismatch, match=r"leaf '\w+' differs between the sources"):
         fetched(data_fetcher(CFG, [(sequences(0), 0.5), (sequences(50, length=5), 0.5)], collate='batch'))
-    with pytest.raises(ConfigError, match='plain steps, or sequences of replays'):
+    with pytest.raises(ConfigError, match='sequences mix only with sequences'):
         fetched(data_fetcher(CFG, [(sequences(0), 0.5), (demonstrations, 0.5)], collate='batch'))
+
+
+def changed(first, change, make=sequence, **options):
+    """A replay of elements that ``change`` gives further leaves, by their number."""
+    buffer_ = StoreBuffer(100, **options)
+    for number in range(first, first + 20):
+        buffer_.push({**make(number), **change(number)})
+    return buffer_
+
+
+def at_episode_start(number):
+    """The first steps of some sequences begin an episode. DI-engine's R2D2 has no state before these."""
+    return {'prev_state': [None, *sequence(number)['prev_state'][1:]]} if number % 4 == 0 else {}
+
+
+@pytest.mark.parametrize('other', [at_episode_start, lambda number: {}, lambda number: {'prev_state': [None] * 6}])
+def test_mixed_sequences_may_lack_states(other):
+    sources = [(changed(0, at_episode_start), 0.75), (changed(50, other), 0.25)]
+    fetch = data_fetcher(CFG, sources, collate='batch')
+    for _ in range(10):
+        batch = fetched(fetch)
+        states = timestep_collate(batch)['prev_state']
+        assert [len(step) for step in (states, *states)] == [6, *[16] * 6]
+        for step in (0, 3):
+            for number, state in zip(batch.weight_of_all.tolist(), states[step]):
+                expected = {**sequence(int(number)), **(other if number >= 50 else at_episode_start)(int(number))}
+                expected = expected['prev_state'][step]
+                assert (state is None) == (expected is None)
+                assert state is None or torch.equal(state['h'], expected['h'])
+
+
+@pytest.mark.parametrize(
+    ('make', 'change', 'ragged'),
+    [
+        (sequence, lambda number: {'aux': None if number % 2 else torch.ones(3)}, ()),
+        (sequence, lambda number: {'aux': [None if number % 2 else torch.ones(3)] * 6}, ()),
+        (sequence, lambda number: {'units': torch.ones(1 + number % 5, 2)}, ['units']),
+        (element, lambda number: {'aux': None if number % 2 else torch.ones(3)}, ()),
+        (element, lambda number: {'units': torch.ones(1 + number % 5, 2)}, ['units']),
+    ],
+    ids=['whole leaf of None', 'steps of None', 'ragged', 'plain of None', 'plain ragged'],
+)
+def test_leaves_that_differ_between_rows_are_mixed_as_a_list(make, change, ragged):
+    parts = [changed(first, change, make, ragged=ragged) for first in (0, 50)]
+    fetch = data_fetcher(CFG, [(part, 0.5) for part in parts], collate='batch')
+    for _ in range(5):
+        batch = fetched(fetch)
+        assert isinstance(batch, list)
+        assert len(batch) == 16
+    name = next(iter(change(0)))
+    fetch = data_fetcher(CFG, [(part, 0.5, {name: 0.0}) for part in parts], collate='batch')
+    with pytest.raises(
+        ConfigError, match='cannot be collated: a StoreBuffer has (ragged leaves|leaves that may be None)'
+    ):
+        fetched(fetch)
+
+
+def test_states_that_are_none_in_some_rows_get_no_fixed_value():
+    sources = [(sequences(0), 0.5), (changed(50, at_episode_start), 0.5, {'prev_state': 0.0})]
+    with pytest.raises(SchemaMismatch, match="sets leaf 'prev_state', which is no tensor in each row"):
+        fetched(data_fetcher(CFG, sources, collate='batch'))
+
+
+def test_elements_of_mixed_sequences_are_views_of_the_batch():
+    def info(number):
+        return {'info': {'x': torch.full((3,), float(number)), 'y': torch.tensor([float(number)])}}
+
+    batch = fetched(data_fetcher(CFG, [(changed(0, info), 0.5), (changed(50, info), 0.5)], collate='batch'))
+    assert torch.equal(batch.info.x[:, 0], batch.weight_of_all)
+    for place, one in enumerate(batch):
+        assert one['info']['x'][0] == batch.weight_of_all[place]
+        one['reward'][2].fill_(place)
+        one['info']['x'].fill_(place)
+    assert batch.reward[2, :, 0].tolist() == batch.info.x[:, 0].tolist() == list(range(16))
+    assert torch.equal(timestep_collate(batch)['info']['y'], batch.weight_of_all)
 
 
 def test_recurrent_policy_learns_from_mixed_sequences():

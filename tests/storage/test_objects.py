@@ -15,7 +15,7 @@ from two_hosts import is_mapped, two_hosts
 
 from ding_store.errors import ConfigError, NotEnoughSpace, ObjectGone, StoreClosed, StoreTimeout
 from ding_store.storage import open_store
-from ding_store.storage.objects import transfers
+from ding_store.storage.objects import host_objects, transfers
 from ding_store.storage.shared_memory.cache_dir import collect_garbage
 from ding_store.storage.testing import WAIT_S, eventually
 
@@ -241,7 +241,7 @@ def test_eviction_keeps_what_its_order_keeps(tmp_path, eviction):
         assert names_of(objects, hot) == ([] if eviction == 'fifo' else [0, 1])
 
 
-def test_cache_of_a_tenth_of_the_data_has_all_of_it(tmp_path):
+def test_cache_of_a_tenth_of_the_data_has_all_of_it(tmp_path, monkeypatch):
     """With a disk behind it: random reads get the bytes that were put."""
     with open_store('memory://') as store:
         objects = store.objects(max_bytes=800 * KB, spill_dir=str(tmp_path), eviction='lru')
@@ -257,6 +257,8 @@ def test_cache_of_a_tenth_of_the_data_has_all_of_it(tmp_path):
         wanted = [*range(399, -1, -3), 7, 7]  # more than are read at once
         many = objects.get_many([refs[number] for number in wanted])
         assert [(one.header['n'], one.arrays['x'].max()) for one in many] == [(n, n % 251) for n in wanted]
+        monkeypatch.setattr(host_objects, '_OPENED_BYTES', 50 * KB)
+        assert [one.header['n'] for one in objects.get_many(refs[5:15])] == [*range(5, 15)]
         assert objects.delete(refs) == 400
         assert objects.info()[1:3] == ((0, 0), (0, 0))
         assert [path for path in tmp_path.rglob('*') if len(path.name) == 40] == []

@@ -68,10 +68,11 @@ def check_patch(
         for name in sorted(set(ragged) & set(columns)):
             raise SchemaMismatch(f'patch: {name!r} is ragged. Replace whole elements with update().')
     check_columns(specs, columns, num_rows, partial=True)
+    optional = {name.rstrip(PRESENCE) for name in specs if name.endswith(PRESENCE)}
     for name in columns:
         parts = name.split('/')
-        paths = ['/'.join(parts[:end]) + PRESENCE for end in range(1, len(parts) + 1)]
-        if name.endswith(PRESENCE) or any(path in specs for path in paths):
+        paths = ['/'.join(parts[:end]) for end in range(1, len(parts) + 1)]
+        if name.endswith(PRESENCE) or any(path in optional for path in paths):
             raise SchemaMismatch(f'patch: {name!r} is None in some rows. Replace whole elements with update().')
     if newer_than is None:
         return

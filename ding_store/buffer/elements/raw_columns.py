@@ -14,7 +14,7 @@ from ding_store.buffer.table.specs import ColumnSpec
 from ding_store.columns import Schema
 from ding_store.errors import SchemaMismatch
 
-#: Suffix of a column that states per row whether the leaf or subtree of that name is present.
+#: Suffix of a column that states per row whether the leaf or subtree of that name is present. Two: per step of a row.
 PRESENCE = '?'
 
 
@@ -65,13 +65,14 @@ def complete(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec]) -> M
     if len(columns) == len(specs):
         return columns  # The table refuses columns with other names.
     missing = {name: spec for name, spec in specs.items() if name not in columns}
-    if not missing or not any(name.endswith(PRESENCE) for name in specs):
+    optional = [name.rstrip(PRESENCE) for name in specs if name.endswith(PRESENCE)]
+    if not missing or not optional:
         return columns
     num_rows = len(next(iter(columns.values())))
     made = {}
     fill = fill_values(missing, columns)
     for name, (dtype, shape) in missing.items():
-        if name.endswith(PRESENCE) or any(_is_under(name, other[:-1]) for other in specs if other.endswith(PRESENCE)):
+        if name.endswith(PRESENCE) or any(_is_under(name, path) for path in optional):
             made[name] = np.full((num_rows, *shape), fill.get(name, 0), dtype)
     return {**columns, **made}
 
@@ -97,7 +98,7 @@ def as_wide(columns: Mapping[str, Array], specs: Mapping[str, ColumnSpec], schem
 def fill_values(added: Mapping[str, ColumnSpec], known: Mapping[str, Any]) -> Dict[str, int]:
     """Return the values of new presence columns for older rows: 1 if a leaf below them existed already."""
     presence = [name for name in added if name.endswith(PRESENCE)]
-    return {name: 1 for name in presence if any(_is_under(other, name[:-1]) for other in known)}
+    return {name: 1 for name in presence if any(_is_under(other, name.rstrip(PRESENCE)) for other in known)}
 
 
 def _is_under(name: str, path: str) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
-from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, Optional, Sequence, Tuple
+from functools import cache
+from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import treetensor.torch as ttorch
@@ -11,8 +12,22 @@ from treevalue.tree.common import TreeStorage, create_storage
 
 from ding_store.buffer.batch import Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
+from ding_store.buffer.sequences.unrolled import has_optional
 from ding_store.columns import Schema, nodes
 from ding_store.errors import SchemaMismatch
+
+
+class _Form(NamedTuple):
+    """The parts of a batch of sequences, beside its leaves."""
+
+    length: int
+    #: Returns T lists of the B states before each step.
+    states: Callable[[], List[List[Any]]]
+    #: The schemas of one step, and of what a sequence has as a whole.
+    step: Schema
+    rest: Optional[Schema]
+    #: Keys of leaves ``(B, ...)``, which sequences have as a whole.
+    whole_keys: FrozenSet[str]
 
 
 class SequenceBatch(TrainBatch):
@@ -25,8 +40,7 @@ class SequenceBatch(TrainBatch):
     """
 
     _own_keys = frozenset({STATE})
-    #: Keys of leaves ``(B, ...)``, which sequences have as a whole.
-    _whole_keys: FrozenSet[str] = frozenset()
+    _form: _Form  # as ``_list``, not in a subtree
 
     def _is_collated_for(self, collation: Collation) -> bool:
         return collation.cat_1dim and collation.stacks_steps
@@ -85,48 +99,70 @@ def sequence_batch(
         - rest (:obj:`Optional[Schema]`): The schema of those.
     """
     storage = tree._detach()
-    batch_of_steps = dict(_items(storage))
-
-    def elements() -> List[Dict[str, Any]]:
-        made: List[Dict[str, Any]] = _steps(batch_of_steps, length, size, step.root)
-        for key, value in extra.items():
-            for element, each in zip(made, _as_pushed(value, None if rest is None else _child(rest.root, key))):
-                element[key] = each
-        if STATE in batch_of_steps:
-            for element, of_sequence in zip(made, zip(*states.by_step(length, size))):
-                element[STATE] = list(of_sequence)
-        return made
-
     for key, value in extra.items():
         storage.set(key, value)
-    return _batch_of(tree, size, elements, frozenset(extra))
+    return _batch_of(storage, size, _Form(length, lambda: states.by_step(length, size), step, rest, frozenset(extra)))
 
 
 def joined(batches: Sequence[SequenceBatch]) -> SequenceBatch:
     """
     Overview:
-        Return one batch of the sequences of all batches, in their order. Its leaves are copies. Its elements are those
-        of the batches.
+        Return one batch of the sequences of all batches, in their order. Its leaves are copies, of which its elements
+        are views. The states in its elements are those of the batches. Only states may be None in some rows, see
+        ``unrolled.can_be_joined``.
     Raises:
         - SchemaMismatch: The batches differ in their leaves or in the length of their sequences.
     """
-    whole = batches[0]._whole_keys
-    storages = [batch._detach() for batch in batches]
-    tree = ttorch.Tensor(_joined_trees('', storages, lambda key: 0 if key in whole else 1))
+    forms = [batch._form for batch in batches]
+    whole = forms[0].whole_keys
+
+    @cache
+    def states() -> List[List[Any]]:
+        return [[each for part in step for each in part] for step in zip(*[form.states() for form in forms])]
+
+    items = [dict(_items(batch._detach())) for batch in batches]
+    rows_of_states = None
+    if all(STATE in each for each in items) and _have_none([form.step for form in forms]):
+        rows_of_states = StepRows(states())
+        for each in items:
+            del each[STATE]
+    storage = create_storage(_joined_trees('', items, lambda key: 0 if key in whole else 1))
+    if rows_of_states is not None:
+        storage.set(STATE, rows_of_states)
+    return _batch_of(storage, sum(map(len, batches)), forms[0]._replace(states=states))
+
+
+def _have_none(schemas: List[Schema]) -> bool:
+    """Return whether states are None in some rows of these schemas, but not in all."""
+    found = [_child(schema.root, STATE) or nodes.NOTHING for schema in schemas]
+    if len(set(found)) == 1 and not has_optional(found[0]):
+        return False
+    if not any(node == nodes.NOTHING or has_optional(node) for node in found):
+        return False
+    present = {node.node if isinstance(node, nodes.Optional) else node for node in found} - {nodes.NOTHING}
+    if len(present) > 1:
+        raise _differ(STATE, ', '.join(map(str, found)))
+    return True
+
+
+def _batch_of(storage: Any, size: int, form: _Form) -> SequenceBatch:
+    items = dict(_items(storage))
+    steps = {key: value for key, value in items.items() if key not in form.whole_keys}
 
     def elements() -> List[Dict[str, Any]]:
-        # Without computing what is deferred.
-        return [dict(dict.items(element)) for batch in batches for element in batch.elements()]
+        made: List[Dict[str, Any]] = _steps(steps, form.length, size, form.step.root)
+        for key in form.whole_keys:
+            node = None if form.rest is None else _child(form.rest.root, key)
+            for element, each in zip(made, _rows(items[key], size, node)):
+                element[key] = each
+        if STATE in steps:
+            for element, of_sequence in zip(made, zip(*form.states())):
+                element[STATE] = list(of_sequence)
+        return made
 
-    return _batch_of(tree, sum(map(len, batches)), elements, whole)
-
-
-def _batch_of(
-    tree: ttorch.Tensor, size: int, elements: Callable[[], List[Dict[str, Any]]], whole_keys: FrozenSet[str]
-) -> SequenceBatch:
-    batch = SequenceBatch.of(tree, size, elements)
-    batch.__dict__['_whole_keys'] = whole_keys  # as ``of`` sets the list
+    batch = SequenceBatch.of(ttorch.Tensor(storage), size, elements)
     assert isinstance(batch, SequenceBatch)
+    batch.__dict__['_form'] = form  # as ``of`` sets the list
     return batch
 
 
@@ -141,6 +177,7 @@ def _joined_trees(path: str, trees: List[Any], axis_of: Callable[[str], int]) ->
 
 def _joined(path: str, values: List[Any], axis: int) -> Any:
     """Join the parts of a leaf along the axis of its sequences."""
+    values = [value._detach() if isinstance(value, ttorch.Tensor) else value for value in values]
     first = values[0]
     if all(isinstance(value, torch.Tensor) for value in values):
         kinds = {(value.dtype, (*value.shape[:axis], *value.shape[axis + 1 :])) for value in values}
@@ -149,8 +186,6 @@ def _joined(path: str, values: List[Any], axis: int) -> Any:
         return torch.cat(values, axis)
     if all(isinstance(value, (TreeStorage, dict)) for value in values):
         return _joined_trees(f'{path}.', values, lambda key: axis)
-    if all(isinstance(value, StepRows) for value in values) and len(set(map(len, values))) == 1:
-        return StepRows([row for rows in step for row in rows] for step in zip(*values))
     if all(isinstance(value, (list, tuple)) for value in values) and len(set(map(len, values))) == 1:
         return _like(first, [_joined(path, list(each), axis) for each in zip(*values)])
     if all(value is None for value in values):
@@ -175,6 +210,21 @@ def _steps(value: Any, length: int, size: int, node: Optional[nodes.Node]) -> Li
             for element, steps in zip(made, _steps(each, length, size, _child(node, key))):
                 element[key] = steps
     return made
+
+
+def _rows(value: Any, size: int, node: Optional[nodes.Node]) -> List[Any]:
+    """Return each sequence's part of a leaf ``(B, ...)``, or of a tree or list of such leaves."""
+    if value is None:
+        return [None] * size
+    if isinstance(value, ttorch.Tensor):
+        value = value._detach()
+    if isinstance(value, (dict, TreeStorage)):
+        parts = {key: _rows(each, size, _child(node, key)) for key, each in _items(value)}
+        return [{key: rows[place] for key, rows in parts.items()} for place in range(size)]
+    if isinstance(node, nodes.Positional):
+        places = [_rows(each, size, child) for each, child in zip(value, node.items)]
+        return [_like(value, list(row)) for row in zip(*places)]
+    return list(_as_pushed(value, node))
 
 
 def _as_pushed(value: Any, node: Optional[nodes.Node]) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import List, Optional, Tuple
 from typing import Mapping as MappingType
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.sequences.states import STATE
 from ding_store.buffer.table.cold import ColdColumn, ColdRead, Put, read_cold
 from ding_store.buffer.table.encodings import Column
 from ding_store.buffer.table.outputs import WarmOutputs
 from ding_store.columns import Schema
-from ding_store.columns.nodes import Mapping, Node, Unrolled, leaf_names
+from ding_store.columns.nodes import Leaf, Mapping, Node, Nothing, Unrolled, leaf_names
+from ding_store.columns.nodes import Optional as OptionalNode
 from ding_store.errors import SchemaMismatch
 
 #: Columns of a table, and arrays of values, by name.
@@ -24,6 +27,32 @@ def is_sequence(schema: Optional[Schema]) -> bool:
     """Return whether elements are sequences of one length, as ``StepReader`` needs. False for Python objects."""
     lengths: List[int] = []
     return schema is not None and _parts(schema.root, lengths)[0] is not None and len(set(lengths)) == 1
+
+
+@lru_cache(maxsize=16)
+def can_be_joined(schema: Schema) -> bool:
+    """
+    Return whether time-major batches of such sequences can be joined. No leaf may be ragged. Only the states before
+    the steps may be None in some rows: whether another leaf is a tensor would depend on the rows that are drawn.
+    """
+    if not is_sequence(schema) or schema.ragged:
+        return False
+    steps, rest = _parts(schema.root, [])
+    parts = [rest, *(child for key, child in steps.items if key != STATE)] if isinstance(steps, Mapping) else [steps]
+    return not any(part is not None and has_optional(part) for part in parts)
+
+
+@lru_cache(maxsize=64)
+def has_optional(node: Node) -> bool:
+    """Return whether a leaf or a container below a node, or the node itself, is None in some rows."""
+    if isinstance(node, OptionalNode):
+        return True
+    if isinstance(node, (Leaf, Nothing)):
+        return False
+    if isinstance(node, Unrolled):
+        return has_optional(node.item)
+    children = [child for _, child in node.items] if isinstance(node, Mapping) else node.items
+    return any(map(has_optional, children))
 
 
 class StepReader:

@@ -42,8 +42,8 @@ _SPARE = 64
 #: Directory of the objects that are being written.
 _NEW_DIRECTORY = 'new'
 _PATIENCE_S = 10.0
-#: Number of files that one call reads at the same time.
-_NUM_OPENED = 32
+#: Number and bytes of the files that one call reads at the same time. At least one file is read.
+_NUM_OPENED, _OPENED_BYTES = 32, 64 << 20
 #: Number of times that other processes may take the room that was made for an object.
 _MIN_TRIES = 10
 
@@ -318,11 +318,15 @@ class HostObjects:
     def views(self, refs: Sequence[str]) -> List[Optional[memoryview]]:
         """Return the bytes of several objects, see ``view``. Spilled ones are read from the disk at the same time."""
         found: List[Optional[memoryview]] = []
-        for first in range(0, len(refs), _NUM_OPENED):
+        while len(found) < len(refs):
             opened: List[Optional[Tuple[int, int]]] = []
+            num_bytes = 0
             try:
-                for ref in refs[first : first + _NUM_OPENED]:
+                for ref in refs[len(found) : len(found) + _NUM_OPENED]:
                     opened.append(self._opened(ref))
+                    num_bytes += 0 if opened[-1] is None else opened[-1][1]
+                    if num_bytes >= _OPENED_BYTES:
+                        break
                 for one in opened:
                     found.append(None if one is None else object_file.read(*one))
             finally:
