@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     learners = kinds.add_parser('learners', help='several learners, beside the same loop on data in memory with gloo')
     learners.add_argument('--learners', metavar='N,...', default='2', help='numbers of learners (default: %(default)s)')
     learners.add_argument('--batch', type=int, default=512, help='batch of all learners (default: %(default)s)')
-    learners.add_argument('--updates', type=int, default=300, help='updates of a round (default: %(default)s)')
+    learners.add_argument('--updates', type=int, default=300, help='a multiple of 10 (default: %(default)s)')
     learners.add_argument('--rounds', type=int, default=5, help='rounds to measure (default: %(default)s)')
     learners.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     learners.set_defaults(bench=_bench_learners)

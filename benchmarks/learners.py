@@ -48,8 +48,8 @@ LIMIT_S = 600.0
 NUM_ROWS, OBS, HIDDEN, ACTIONS = 20_000, 128, 256, 6
 #: Updates before those that are measured.
 WARM_UP = 10
-#: Updates of a round, as in DI-engine's configs: the learners agree once per round.
-PER_ROUND = 10
+#: Updates per iteration, as in DI-engine's configs: the learners agree once per iteration.
+PER_ITERATION = 10
 
 
 def main(learners: str, batch_size: int, updates: int, rounds: int, json_file: Optional[str]) -> int:
@@ -57,10 +57,12 @@ def main(learners: str, batch_size: int, updates: int, rounds: int, json_file: O
     numbers = [int(each) for each in learners.split(',') if each.isdigit()]
     if not numbers or min(numbers) < 2 or any(batch_size % each for each in numbers):
         raise ConfigError(f'--learners ({learners!r}) must be numbers of at least 2 that divide --batch ({batch_size})')
+    if updates < 1 or updates % PER_ITERATION:
+        raise ConfigError(f'--updates ({updates}) must be a multiple of {PER_ITERATION}, the updates per iteration')
     logging.getLogger().setLevel(logging.WARNING)
     show(
         f'{os.cpu_count()} cores; each learner is a process with one thread; DQN, {HIDDEN} wide, batch {batch_size}; '
-        f'rounds of {PER_ROUND} updates'
+        f'{PER_ITERATION} updates per iteration'
     )
     results = []
     for num in numbers:
@@ -91,7 +93,7 @@ def measure(num: int, batch_size: int, updates: int, rounds: int) -> Dict[str, A
         'bytes_per_partition': shares,
     }
     for way, several in found.items():
-        # The last process to end is that of the round: all make equally many updates.
+        # The last process to end counts: all make equally many updates.
         result[way] = {'updates_per_s': [updates / max(each['seconds'] for each in ranks) for ranks in several]}
         result[way]['agreement_share'] = [
             max(each.get('agreement_s', 0.0) / each['seconds'] for each in ranks) for ranks in several
@@ -104,7 +106,7 @@ def measure(num: int, batch_size: int, updates: int, rounds: int) -> Dict[str, A
 
 def render(result: Dict[str, Any]) -> str:
     num, ours = result['learners'], _median(result['ding_store']['updates_per_s'])
-    ways = ('in memory, gloo', 'one learner', 'one update per round')
+    ways = ('in memory, gloo', 'one learner', 'one update per iteration')
     bound, one, single = (_median(result[way]['updates_per_s']) for way in ways)
     memory = max(result['replay_bytes']) / result['replay_bytes_of_one']
     received = max(result['bytes_per_partition']) / sum(result['bytes_per_partition'])
@@ -194,7 +196,7 @@ def policy_of(cfg: EasyDict) -> DQNPolicy:
 
 
 def _ours(
-    number: int, num: int, keys: dist.Store, batch_size: int, updates: int, per_round: int = PER_ROUND
+    number: int, num: int, keys: dist.Store, batch_size: int, updates: int, per_iteration: int = PER_ITERATION
 ) -> Dict[str, Any]:
     agreement_s = [0.0]
     if num > 1:
@@ -212,7 +214,7 @@ def _ours(
         rank.group.gather = timed  # type: ignore[method-assign]
     buffer_ = StoreBuffer(NUM_ROWS // num, share_frames=False)
     buffer_.extend(columns(NUM_ROWS // num))
-    cfg = config_of(batch_size, per_round)
+    cfg = config_of(batch_size, per_iteration)
     policy, ctx = policy_of(cfg), OnlineRLContext()
     learner = OffPolicyLearner(cfg, policy.learn_mode, buffer_, log_freq=10**9)
     while ctx.train_iter < WARM_UP:
@@ -268,7 +270,7 @@ def _train(
 
 _WAYS: Dict[str, Callable] = {
     'ding_store': _ours,
-    'one update per round': functools.partial(_ours, per_round=1),
+    'one update per iteration': functools.partial(_ours, per_iteration=1),
     'in memory, gloo': _in_memory,
     'one learner': _ours,
 }

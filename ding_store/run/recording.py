@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import replace
+from typing import Any, Iterable
 
 from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
@@ -43,3 +44,14 @@ def check_one_partition(num_learners: int, num_partitions: int) -> None:
             f'a run with {found} cannot be recorded yet. Remove store.record, or use learner=1 without '
             'store.learners.partitions.'
         )
+
+
+def check_no_ragged(replays: Iterable[Any]) -> None:
+    """Raise ConfigError if a replay has leaves whose first dimension varies: a data set cannot hold them."""
+    for replay in replays:
+        if replay.ragged:
+            named = replay.ragged if isinstance(replay.ragged, str) else list(replay.ragged)
+            raise ConfigError(
+                f'replay_buffer.ragged ({named!r}) cannot be recorded: a data set cannot hold leaves that vary. Remove '
+                'store.record, or pad these leaves in the collector and remove ragged.'
+            )

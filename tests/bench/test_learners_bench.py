@@ -4,8 +4,9 @@ import pytest
 
 pytest.importorskip('ding')
 
-from benchmarks.learners import peer_rates  # noqa: E402
+from benchmarks.learners import main, peer_rates  # noqa: E402
 from benchmarks.shared_replays import PEERS, SharedReplay  # noqa: E402
+from ding_store.errors import ConfigError  # noqa: E402
 
 
 class NotInstalled(SharedReplay):
@@ -28,6 +29,12 @@ def test_peer_that_is_not_installed_is_named():
 def test_peer_that_fails_to_start_says_why():
     found = peer_rates(Failing, num=2, batch_size=64, updates=1, rounds=1)
     assert found == {'missing': 'did not start: ValueError: no room'}
+
+
+@pytest.mark.parametrize('updates', [0, 25])
+def test_updates_that_are_no_multiple_of_ten_are_refused(updates):
+    with pytest.raises(ConfigError, match=rf'--updates \({updates}\) must be a multiple of 10'):
+        main('2', batch_size=64, updates=updates, rounds=1, json_file=None)
 
 
 def test_names_of_peers_are_unique():

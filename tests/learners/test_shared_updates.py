@@ -158,7 +158,7 @@ def test_late_rank_starts_after_the_server_lost_its_memory(sync, is_flushed, red
             session.close()
 
 
-def test_rank_0_that_waits_for_experience_gives_again_what_others_need():
+def test_waiting_rank_0_publishes_again_what_others_need():
     with sessions(1, sync='async') as (session,):
         first = SharedUpdates(session, 'async', 0, 2)
         first.begin({'x': 1})

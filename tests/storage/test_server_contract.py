@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ding_store.errors import CorruptPayload, StoreClosed, VersionConflict
-from ding_store.storage.base import OLDEST, EntryId
+from ding_store.storage.base import OLDEST, EntryId, ValueVersion
 from ding_store.storage.encoding.framing import decode, encode, encode_pieces
 from ding_store.storage.memory.server import Memory, MemoryServer
 from ding_store.storage.options import RedisOptions
@@ -317,6 +317,15 @@ def test_put_counts_versions_of_a_value(server, opened):
     assert decode(found.payload)[0] == {'of': 2}
     assert server.get('v', newer_than=second) is None
     assert server.info().values == {'v': 2}
+
+
+def test_get_that_waits_returns_a_lower_version(server):
+    """A server that lost its memory counts from 1 again."""
+    server.put('v', encode_pieces({'of': 1}, {}))
+    known = ValueVersion(9, 'before the loss')
+    for timeout_s in (0.001, WAIT_S):  # below and above the time after which the Redis server looks
+        found = server.get('v', newer_than=known, timeout_s=timeout_s)
+        assert (found.version, decode(found.payload)[0]) == (1, {'of': 1})
 
 
 def test_put_of_an_expected_version_compares_the_put_too(server):

@@ -171,8 +171,8 @@ class RedisServer(Server):
         return self.connection.call(f'generation of {name!r}', lambda session: session.generation.run_id)
 
     def get(self, name: str, newer_than: int = 0, timeout_s: float = 0.0, or_filled: bool = False) -> Optional[Version]:
-        # Mostly a wait needs no look before it. But it returns only higher versions, and a server that lost its memory
-        # may have a lower one.
+        # Mostly a higher version comes soon, and no look is needed. But a wait returns only higher versions, and a
+        # server that lost its memory may have a lower one. So a short wait ends with a look: one more round trip.
         first_s = min(timeout_s, _TRUST_S)
         found = self._values.next(name, newer_than, or_filled, _ms(first_s)) if first_s > 0 else None
         found = found or self._values.newest(name, newer_than, or_filled)
