@@ -170,8 +170,8 @@ class LearnersConfig:
             The others are the modes of ``StoreOptimizer``. None: 'ddp' for learners, 'gradients' for workers.
         - partitions (:obj:`Optional[int]`): Number of streams that the experience is distributed over. It must be a
             multiple of the number of learners. None: one for each learner.
-        - check_every (:obj:`int`): With 'ddp': the learners compare a digest of their parameters at their first agreement
-            after so many updates.
+        - check_every (:obj:`int`): With 'ddp': after so many updates, the learners compare a digest of their parameters
+            in their next agreement.
         - period (:obj:`int`), rho (:obj:`float`), max_staleness (:obj:`int`), max_ahead (:obj:`int`), dtype: See
             ``StoreOptimizer``.
         - straggler_timeout_s (:obj:`float`), scale_by: See ``ParameterServer``.
