@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Dict, List, Mapping, Tuple
+from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
 from ding_store.columns import Schema
-from ding_store.columns.ragged import Ragged
+from ding_store.columns.ragged import ALL, Names, Ragged
 from ding_store.errors import SchemaMismatch
 from ding_store.storage.base import Array, Entry
 
@@ -64,11 +64,8 @@ def _rows(items: Array, lengths: Array) -> List[Array]:
     return np.split(items, np.cumsum(lengths)[:-1])
 
 
-def ragged_names(replays: List[Any]) -> Any:
+def ragged_names(replays: Sequence[Any]) -> Names:
     """Return the names of leaves that are ragged in a pipeline's replays, or 'all'."""
-    found: List[Tuple[str, ...]] = []
-    for replay in replays:
-        if replay.ragged == 'all':
-            return 'all'
-        found.append(tuple(replay.ragged))
-    return tuple(sorted({name for names in found for name in names}))
+    if any(replay.ragged == ALL for replay in replays):
+        return ALL
+    return sorted({name for replay in replays for name in replay.ragged})
