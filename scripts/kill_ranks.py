@@ -4,12 +4,13 @@ Break a job with several learners at random moments, and check that no row is lo
     python scripts/kill_ranks.py                    30 kills of a learner in one CartPole job with two learners
     python scripts/kill_ranks.py --fault redis      freezes its Redis server for some seconds, or restarts it
     python scripts/kill_ranks.py --fault host       kills all processes of a second host, which has the last learner
+    python scripts/kill_ranks.py --fault cable      unplugs that host for some seconds
     python scripts/kill_ranks.py --faults 5 --seed 3
 
-After each fault the job must train again: with Redis back, or with all learners started from the last checkpoint. The
-second host is a process namespace of this one, for root, else a process group. It joins again after each kill. At the
-end the job finishes in order. Then the rows that collectors appended must be the rows in the replays, and their sum
-over the partitions.
+After each fault the job must train again: with Redis or the cable back, or with all learners started from the last
+checkpoint. The second host has network and process namespaces of its own, which need root and the command ip. It joins
+again after each kill. At the end the job finishes in order. Then the rows that collectors appended must be the rows in
+the replays, and their sum over the partitions.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from typing import Callable, Dict, Iterator, List, Optional
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / 'tests')]
 
+from netns import Network, why_not  # noqa: E402
 from redis_server import RedisServer  # noqa: E402
 
 from ding_store.storage.embedded.binary import find_server  # noqa: E402
@@ -39,11 +41,13 @@ TINY = ROOT / 'tests' / 'pipelines' / 'tiny_dqn.py'
 RUN = 'kill-ranks'
 #: Time that the learners may take from their start until they train, and the job from the last kill to its end.
 DEADLINE_S = 600.0
+#: Faults of a job whose last learner is on a second host.
+SECOND_HOST = ('host', 'cable')
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--fault', choices=('learner', 'redis', 'host'), default='learner')
+    parser.add_argument('--fault', choices=('learner', 'redis', 'host', 'cable'), default='learner')
     parser.add_argument('--faults', type=int, default=30, help='number of faults (default: %(default)s)')
     parser.add_argument('--learners', type=int, default=2)
     parser.add_argument('--collectors', type=int, default=1)
@@ -55,6 +59,8 @@ def main() -> int:
     parser.add_argument('--json', metavar='FILE', help='write the figures to FILE')
     parser.add_argument('--keep', action='store_true', help='keep the directory of the job')
     options = parser.parse_args()
+    if options.fault in SECOND_HOST and why_not():
+        parser.error(f'--fault {options.fault}: {why_not()}')
 
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the job does not outlive this command
     directory = Path(tempfile.mkdtemp(prefix='kill-ranks-'))
@@ -78,13 +84,16 @@ def say(text: str) -> None:
 def run(options: argparse.Namespace, directory: Path) -> Dict:
     chance, faults = random.Random(options.seed), []
     with contextlib.ExitStack() as stack:
-        server = None
+        server = network = None
+        if options.fault in SECOND_HOST:
+            network = stack.enter_context(Network('one', 'two'))
         if options.fault != 'learner':
-            server = stack.enter_context(redis_server(directory))
-        job = Job(options, directory, server)
+            server = stack.enter_context(redis_server(directory, network))
+        job = Job(options, directory, server, network)
         stack.callback(job.kill)
         job.add_host()
-        strike = dict(learner=job.kill_learner, redis=job.break_redis, host=job.kill_host)[options.fault]
+        strikes = dict(learner=job.kill_learner, redis=job.break_redis, host=job.kill_host, cable=job.pull_cable)
+        strike = strikes[options.fault]
         for number in range(options.faults):
             faults.append(strike(chance))
             say(f'fault {number + 1} of {options.faults}: {faults[-1]}')
@@ -96,27 +105,36 @@ def run(options: argparse.Namespace, directory: Path) -> Dict:
 
 
 @contextlib.contextmanager
-def redis_server(directory: Path) -> Iterator[RedisServer]:
-    """Run a server that keeps each write on the disk."""
+def redis_server(directory: Path, network: Optional[Network]) -> Iterator[RedisServer]:
+    """Run a server that keeps each write on the disk, on the first host if there are two."""
     with socket.socket() as free:
         free.bind(('127.0.0.1', 0))
         port = str(free.getsockname()[1])
-    words = ['--port', port, '--appendonly', 'yes', '--appendfsync', 'always']
-    with RedisServer(str(find_server()), *words) as server:
-        server.url = f'redis://127.0.0.1:{port}'
+    address = '127.0.0.1' if network is None else network.addresses['one']
+    words = ['--bind', address, '--port', port, '--protected-mode', 'no', '--appendonly', 'yes']
+    before = [] if network is None else network.command('one')
+    with RedisServer(str(find_server()), *words, '--appendfsync', 'always', before=before) as server:
+        server.url = f'redis://{address}:{port}'
         yield server
 
 
 class Job:
     """
     Overview:
-        The job: a launcher, and a second host's learner if hosts are killed.
+        The job: a launcher, and a learner on a second host if there are two.
     Arguments:
         - server (:obj:`Optional[RedisServer]`): None: the launcher starts one.
+        - network (:obj:`Optional[Network]`): The two hosts, or None.
     """
 
-    def __init__(self, options: argparse.Namespace, directory: Path, server: Optional[RedisServer]) -> None:
-        self._options, self._directory, self._server = options, directory, server
+    def __init__(
+        self,
+        options: argparse.Namespace,
+        directory: Path,
+        server: Optional[RedisServer],
+        network: Optional[Network] = None,
+    ) -> None:
+        self._options, self._directory, self._server, self._network = options, directory, server, network
         self._until = directory / 'until'
         self._known: set = set()
         self._second: Optional[subprocess.Popen] = None
@@ -126,15 +144,16 @@ class Job:
         where += ['--set', f'learners={{"partitions": {options.partitions or options.learners}}}']
         where += [] if server is None else ['--store', server.url]
         script = ['--', 'python', str(TINY), '--ckpt', '--trace', str(directory / 'trace'), '--until', str(self._until)]
-        joins = options.fault == 'host'
+        joins = network is not None
         roles = f'learner={options.learners - joins},collector={options.collectors},evaluator=1'
         more = ['--learners', str(options.learners)] if joins else []
         self._join = ['join', *where, '--role', 'learner', '--wait', *more, *script]
-        self._launcher = self._start('job', ['run', *where, '--roles', roles, *more, *script])
+        before = [] if network is None else network.command('one')
+        self._launcher = self._start('job', ['run', *where, '--roles', roles, *more, *script], *before)
 
     def add_host(self) -> None:
-        """Start the second host, if hosts are killed."""
-        if self._options.fault == 'host':
+        """Start the learner of the second host, if there is one."""
+        if self._network is not None:
             self._wait_for(lambda: 'logs in' in self.text())
             self._second = self._start_host()
 
@@ -147,7 +166,8 @@ class Job:
             )
 
     def _start_host(self) -> subprocess.Popen:
-        apart = ['unshare', '--pid', '--uts', '--mount-proc', '--fork', '--kill-child'] if os.geteuid() == 0 else []
+        assert self._network is not None
+        apart = self._network.command('two', 'unshare', '--pid', '--uts', '--mount-proc', '--fork', '--kill-child')
         return self._start('second', self._join, *apart)
 
     def text(self) -> str:
@@ -206,6 +226,15 @@ class Job:
         joins_after_s = self._pause(chance)
         self._second = self._start_host()
         return dict(after_s=after_s, trained=trains, joins_after_s=joins_after_s)
+
+    def pull_cable(self, chance: random.Random) -> Dict:
+        assert self._network is not None
+        self.wait_for_training()
+        after_s, away_s = self._pause(chance), round(chance.uniform(1.0, 8.0), 2)
+        self._network.unplug('two')
+        time.sleep(away_s)
+        self._network.plug('two')
+        return dict(after_s=after_s, away_s=away_s)
 
     def _pause(self, chance: random.Random) -> float:
         pause_s = round(chance.uniform(0.0, self._options.longest), 2)

@@ -5,7 +5,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Sequence
 
 import redis
 from redis.backoff import NoBackoff
@@ -37,14 +37,19 @@ def left_by_runs(client: redis.Redis, pattern: str = '*') -> List[bytes]:
 
 
 class RedisServer:
-    """Its directory, and all in it, go when the ``with`` block ends."""
+    """
+    Overview:
+        Its directory, and all in it, go when the ``with`` block ends.
+    Arguments:
+        - before (:obj:`Sequence[str]`): A command that becomes the one after it, as ``Network.command(host)``.
+    """
 
-    def __init__(self, binary: str, *arguments: str) -> None:
+    def __init__(self, binary: str, *arguments: str, before: Sequence[str] = ()) -> None:
         # A unix socket's path may have 107 bytes: pytest's tmp_path is longer under long test names.
         self.directory = Path(tempfile.mkdtemp(prefix='ding'))
         self.socket = self.directory / 'redis.sock'
         self.url = f'unix://{self.socket}'
-        self._command: List[str] = [binary, '--port', '0', '--unixsocket', str(self.socket), '--save', '']
+        self._command: List[str] = [*before, binary, '--port', '0', '--unixsocket', str(self.socket), '--save', '']
         self._command += ['--dir', str(self.directory), '--logfile', str(self.directory / 'redis.log'), *arguments]
         self._process: Optional[subprocess.Popen[bytes]] = None
 

@@ -36,12 +36,16 @@ class Exchanger:
         self._member = session.join(self.role, router.node_id, address, router.node_id - (router.local_id or 0))
         self._closed_for_writing = False
         task.on('finish', lambda value: session.finish('another member of the mesh finished'))
-        before_stop('exchanger', self._stop, lambda: self.is_vital and not session.is_started_again)
+        before_stop('exchanger', self._stop, self._ends_mesh)
         if self.role != 'learner':  # a learner ends at a signal, after its last checkpoint
             leave_on_signal(session)
 
     def _end(self, reason: str) -> None:
         task.finish = True
+
+    def _ends_mesh(self) -> bool:
+        """Return True if the other processes of the mesh finish when this one fails."""
+        return self.is_vital and not self._session.is_lost and not self._session.is_started_again
 
     def _stop(self) -> None:
         """Finish this role's work, or report its failure to the run, before the task stops."""
@@ -70,6 +74,8 @@ class Exchanger:
         if not self._ingest_plan.idle:
             self._send(ctx)
         if task.finish:
+            if self._session.is_lost:
+                spare_mesh()  # to the others, "finish" says that the run has ended in order
             self._close_for_writing(ctx)
         elif self._session.leaves_alone:
             self._leave_alone(ctx)

@@ -343,6 +343,11 @@ class RunSession:
         return None if path is None else replay_of(path, self.config.rank, self.config.num_learners)
 
     @property
+    def is_lost(self) -> bool:
+        """True if this process has lost the store or a lease. Then it leaves the run, and does not know how it ends."""
+        return self._lost
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None or self._finished_elsewhere()
 
