@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
+from ding_store import free_space
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.persistence.table_directory import TableDirectory
@@ -17,6 +19,8 @@ from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
 _FRAMES, _HASHES = 'frames', 'hashes'
+
+logger = logging.getLogger(__name__)
 
 
 class FramePool:
@@ -152,8 +156,39 @@ class FramePool:
         Raises:
             - NotEnoughSpace: There is none. Nothing changed.
         """
+        self._memory.reserve(self._num_needed(num_frames))
+
+    def outgrowing(self, num_frames: int) -> Optional[Callable[[], None]]:
+        """
+        Overview:
+            Look whether so many more frames outgrow memory, because frames recur less than was expected. If so, copy
+            the frames to a private file. Without sharing, the table would have been in one from the beginning.
+        Returns:
+            - move (:obj:`Optional[Callable]`): Switches to the file. May be called again. None: the frames stay.
+        Raises:
+            - NotEnoughSpace: The disk is full. Nothing changed.
+        """
+        if not self._memory.outgrows_memory(self._num_needed(num_frames)):
+            return None
+        frames, num_ever = self.frames, int(self._state[_NUM_EVER])
+        made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
+        logger.warning(
+            '%s of frames move from memory to a file: frames recur less than at first, and memory has %s. Samples may '
+            'read from the disk. Use a smaller size.',
+            free_space.format_bytes(num_ever * self._frame_bytes),
+            free_space.format_bytes(free_space.available_memory()),
+        )
+
+        def move() -> None:
+            made.replace()
+            self._address = self.frames.ctypes.data
+
+        return move
+
+    def _num_needed(self, num_frames: int) -> int:
         num_free, num_ever, _ = self._state.tolist()
-        self._memory.reserve(min(self.capacity, num_ever + max(0, num_frames - num_free)))
+        needed: int = min(self.capacity, num_ever + max(0, num_frames - num_free))
+        return needed
 
     def _check_room(self) -> None:
         if self._state[_NUM_USED] == self.capacity:
@@ -283,3 +318,7 @@ class FramePool:
                 del self._frame_of[value]
             self._free[self._state[_NUM_FREE]] = number
             self._state += (1, 0, -1)
+
+
+def _copy(rows: Array, out: Array) -> None:
+    out[...] = rows
