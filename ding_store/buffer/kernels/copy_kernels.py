@@ -69,8 +69,8 @@ _FEW_ROWS = 128
 #: Minimum size of a copy past the caches. Smaller copies gain nothing.
 _STREAMED_BYTES = 1024
 
-#: Rows of at least this size are prefetched whole, so many rows ahead, piece by piece while a row is copied. This takes a
-#: third less time than a few lines per row at 1.4 to 7 KB, and a sixth less at 28 KB. Smaller rows are copied in a call.
+#: Rows of at least this size are prefetched whole, so many rows ahead, piece by piece while a row is copied. This takes
+#: a third less time than a few lines per row at 1.4 to 7 KB, and a sixth less at 28 KB.
 _WHOLE_BYTES, _WHOLE_AHEAD, _PIECE_BYTES = 1024, 4, 512
 
 

@@ -159,8 +159,8 @@ class ColumnMemory:
     ) -> Replacement:
         """
         Overview:
-            Convert a column into new memory, or into a new file. It is complete when this returns. A private column that
-            does not fit in memory goes to a file.
+            Convert a column into new memory, or into a new file. It is complete when this returns. A private column
+            that does not fit in memory goes to a file.
         Arguments:
             - convert (:obj:`Callable`): Called with some rows of the old column, and with their places in the new one.
             - num_used (:obj:`int`): Slots from this one on hold nothing.
