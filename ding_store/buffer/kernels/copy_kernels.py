@@ -227,27 +227,26 @@ def narrow(values: Array, levels: Array) -> bool:
 def narrow_frames(parts: Array, per_part: int, lag: int, levels: Array, numbers: Array) -> int:
     """
     Overview:
-        Convert frames of float32 values k/255 to the bytes k. A frame whose bytes equal those of the frame ``lag``
-        places before it is not converted again.
+        Convert frames of float32 values k/255 to the bytes k. A frame that equals the one ``lag`` places before it is
+        not kept again.
     Arguments:
         - parts (:obj:`np.ndarray`): Addresses of the parts, each of which has ``per_part`` frames.
-        - levels (:obj:`np.ndarray`): Receives the frames that were converted, ``(number, value)``.
+        - levels (:obj:`np.ndarray`): Receives the frames that are kept, ``(number, value)``. It has room for all.
         - numbers (:obj:`np.ndarray`): Receives the number of each frame.
     Returns:
-        - count (:obj:`int`): The number of frames that were converted. -1 if a value is not exactly k/255.
+        - count (:obj:`int`): The number of frames that are kept. -1 if a value is not exactly k/255.
     """
-    count, size = 0, levels.shape[1]
+    count, size, address = 0, levels.shape[1], levels.ctypes.data
     for i in range(numbers.shape[0]):
         given = parts[i // per_part] + i % per_part * 4 * size
-        if 0 < lag <= i:
-            k = i - lag
-            if are_equal(parts[k // per_part] + k % per_part * 4 * size, given, 4 * size):
-                numbers[i] = numbers[k]
-                continue
         if not narrow(carray(_floats_at(given), (size,)), levels[count]):
             return -1
-        numbers[i] = count
-        count += 1
+        # Bytes are compared, because floats would be four times as many.
+        if 0 < lag <= i and are_equal(address + numbers[i - lag] * size, address + count * size, size):
+            numbers[i] = numbers[i - lag]
+        else:
+            numbers[i] = count
+            count += 1
     return count
 
 
