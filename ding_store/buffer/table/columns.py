@@ -434,11 +434,9 @@ class TableColumns:
             - NotEnoughSpace: The disk is full. Nothing was written.
         """
         for pool in self._layout.pools:
-            num_frames = num_rows * self._num_frames(pool, names)
-            move = pool.outgrowing(num_frames)
+            move = pool.reserve(num_rows * self._num_frames(pool, names))
             if move is not None:
                 self._use(move)
-            pool.reserve(num_frames)
 
     def _use(self, move: Callable[[], None]) -> None:
         """Move the frames of a pool. Readers that hold the old ones have them for all rows that they read."""
@@ -475,8 +473,8 @@ class TableColumns:
 
     def release(self, slots: Array) -> None:
         """Give up the frames of rows that left these slots."""
-        for name, each in self.shared.items():
-            each.pool.release(self._layout.arrays[name][slots])
+        for pool in self._layout.pools:
+            pool.release(self._references(pool, slots))
 
     def recount(self, slots: Array) -> None:
         """Count the references to frames anew. ``slots`` are those of all live rows. It may be called again."""

@@ -149,28 +149,24 @@ class FramePool:
         np.add.at(self._counts, found, uses[used] - 1)
         return numbers
 
-    def reserve(self, num_frames: int) -> None:
+    def reserve(self, num_frames: int) -> Optional[Callable[[], None]]:
         """
         Overview:
-            Make room for so many more frames.
+            Make room for so many more frames. If frames recur less than was expected, they may outgrow memory. They are
+            then copied to a private file. Without sharing, the table would have been in one from the beginning.
+        Returns:
+            - move (:obj:`Optional[Callable]`): Must be called, and switches to the file. May be called again. None: the
+              frames stay.
         Raises:
             - NotEnoughSpace: There is none. Nothing changed.
         """
-        self._memory.reserve(self._num_needed(num_frames))
+        num_free, num_ever, _ = self._state.tolist()
+        needed = min(self.capacity, num_ever + max(0, num_frames - num_free))
+        self._memory.reserve(needed)
+        return self._moving(num_ever) if self._memory.outgrows_memory(needed) else None
 
-    def outgrowing(self, num_frames: int) -> Optional[Callable[[], None]]:
-        """
-        Overview:
-            Look whether so many more frames outgrow memory, because frames recur less than was expected. If so, copy
-            the frames to a private file. Without sharing, the table would have been in one from the beginning.
-        Returns:
-            - move (:obj:`Optional[Callable]`): Switches to the file. May be called again. None: the frames stay.
-        Raises:
-            - NotEnoughSpace: The disk is full. Nothing changed.
-        """
-        if not self._memory.outgrows_memory(self._num_needed(num_frames)):
-            return None
-        frames, num_ever = self.frames, int(self._state[_NUM_EVER])
+    def _moving(self, num_ever: int) -> Callable[[], None]:
+        frames = self.frames
         made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
         logger.warning(
             '%s of frames move from memory to a file: frames recur less than at first, and memory has %s. Samples may '
@@ -184,11 +180,6 @@ class FramePool:
             self._address = self.frames.ctypes.data
 
         return move
-
-    def _num_needed(self, num_frames: int) -> int:
-        num_free, num_ever, _ = self._state.tolist()
-        needed: int = min(self.capacity, num_ever + max(0, num_frames - num_free))
-        return needed
 
     def _check_room(self) -> None:
         if self._state[_NUM_USED] == self.capacity:
