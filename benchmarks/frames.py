@@ -62,6 +62,12 @@ class OursOfBytes(Ours):
     is_float = False
 
 
+class OursOfOneStep(OursOfBytes):
+    """The same with 1-step rows, as cpprb's are: a row has 5 different frames, with 3 steps 7."""
+
+    num_steps = 1
+
+
 class Cpprb:
     """cpprb with ``stack_compress`` and ``next_of``. It does not check that frames are equal, and has 1-step rows."""
 
@@ -110,6 +116,7 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         'shared': lambda: Ours(num_rows, 'auto'),
         'not shared': lambda: Ours(num_rows, False),
         'shared, bytes': lambda: OursOfBytes(num_rows, 'auto'),
+        'shared, 1-step, bytes': lambda: OursOfOneStep(num_rows, 'auto'),
         'cpprb, 1-step, bytes': lambda: Cpprb(num_rows),
     }
     # Once with few rows, so that imports and compiled code do not count as memory of the rows.
@@ -121,6 +128,7 @@ def measure(game: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         except ImportError as e:
             result['buffers'][name] = {'left_out': str(e)}
         gc.collect()
+    result['copy_us'] = _copy_us(levels, budget_s)
     say(f'{game}: chunks')
     result['chunks'] = measure_chunks(game)
     return result
@@ -256,6 +264,18 @@ def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> D
     return figures
 
 
+def _copy_us(levels: np.ndarray, budget_s: float) -> float:
+    """Return the time of one copy of as many bytes as a batch of bytes has, in one piece: no sample can be faster."""
+    batch = np.empty((8 * BATCH, *levels.shape[1:]), np.uint8)
+    num_batches = len(levels) // len(batch)
+
+    def copy(i: int) -> None:
+        start = i % num_batches * len(batch)
+        batch[:] = levels[start : start + len(batch)]
+
+    return _median_us(timed(copy, budget_s))
+
+
 def _times(push: Callable[[Any], None], rows: Iterable[Any]) -> List[float]:
     """Return the seconds that each push took, without the time to make its rows."""
     times = []
@@ -289,6 +309,7 @@ def render(result: Dict[str, Any]) -> str:
             f'{name:22}{figures["bytes_per_row"]:14,.0f}{figures["sample_us"]:12,.0f}'
             f'{figures["push_columns_us"]:12,.0f}{push}'
         )
+    lines.append(f'{"one copy of the bytes":22}{"":14}{result["copy_us"]:12,.0f}')
     lines.append(f'chunks of {ROWS_PER_ENV} rows from each of {NUM_ENVS} environments, before a codec')
     lines.append(f'{"":16}{"bytes a row":>14}{"write us":>12}{"push us":>12}')
     for name, figures in result['chunks'].items():

@@ -93,6 +93,16 @@ def test_pool_of_many_frames_grows_its_table(hash_bits: int, monkeypatch: Any) -
     assert pool.findings(np.concatenate([first[1000:], second[1000:]])) == []
 
 
+def test_frames_that_differ_in_one_byte_are_two(monkeypatch: Any) -> None:
+    """All of them have one hash, so that each byte decides: in blocks, in words and at the end."""
+    monkeypatch.setattr(FramePool, 'hash_bits', 0)
+    size = 1101
+    pool, frames = FramePool((np.dtype(np.uint8), (size,)), size + 1), np.eye(size + 1, size, dtype=np.uint8)
+    numbers = pool.intern(frames)
+    assert len(np.unique(numbers)) == size + 1
+    assert (pool.intern(frames) == numbers).all()
+
+
 def test_frames_that_are_not_contiguous_are_interned() -> None:
     pool = FramePool((np.dtype(np.float32), (300,)), 10)
     columns = np.arange(900, dtype=np.float32).reshape(300, 3).T

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from ding_store import free_space
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
+from ding_store.buffer.table import column_memory
 from ding_store.errors import ConfigError
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (1300, 32, 32), np.uint8)
@@ -50,6 +52,50 @@ def test_frames_that_do_not_recur_are_stored_as_they_are(add: Any, caplog: pytes
     items = list(buffer)
     assert torch.equal(items[3].data['obs'], rows[3]['obs'])
     assert torch.equal(items[1003].data['obs'], rows[403]['obs'] ^ 255)
+
+
+def test_small_replay_is_judged_although_it_is_full(caplog: pytest.LogCaptureFixture) -> None:
+    buffer = StoreBuffer(60)
+    with caplog.at_level(logging.INFO):
+        push_columns(buffer, [row(i % 600, step=2) for i in range(1100)])
+    assert list(buffer.table.columns.shared) == []
+    assert caplog.text.count('shares no frames from now on') == 1
+    assert torch.equal(buffer[-1].data['obs'], row(499, step=2)['obs'])
+
+
+def test_frames_that_recur_less_later_move_to_a_file(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 18)
+    # At first, half of it is enough for the frames. At the end they take twice as much.
+    monkeypatch.setattr(free_space, 'available_memory', lambda: 6 << 20)
+    size, rng = 3000, np.random.default_rng(1)
+    noise = rng.integers(0, 256, (4 * size, 32, 32), np.uint8)
+    stacks = np.lib.stride_tricks.sliding_window_view(noise, 4, axis=0).transpose(0, 3, 1, 2)
+    buffer, plain = (StoreBuffer(size, seed=2, share_frames=share_frames) for share_frames in ('auto', False))
+
+    def add(values: np.ndarray) -> None:
+        for start in range(0, len(values), 100):
+            part = np.ascontiguousarray(values[start : start + 100])
+            numbers = np.array([buffer.extend({'obs': part}), plain.extend({'obs': part})])
+            assert (numbers[0] == numbers[1]).all()
+        held, expected = buffer.sample_batch(32), plain.sample_batch(32)
+        assert (held.rows == expected.rows).all()
+        assert torch.equal(held.data['obs'], expected.data['obs'])
+
+    with caplog.at_level(logging.INFO):
+        add(stacks[:2000])
+        assert buffer.table.columns.num_bytes(1) < 3 << 20
+        assert not buffer.table.columns.has_files
+        for first in range(0, 12000, 2400):
+            add(noise[first : first + 2400].reshape(-1, 4, 32, 32) ^ 255)
+            assert buffer.check() == []
+            assert buffer.table.columns.has_files == (first > 0)
+    assert list(buffer.table.columns.shared) == []
+    assert caplog.text.count('of frames move from memory to a file') == 1
+    assert caplog.text.count('shares no frames from now on') == 1
+    rows = plain.table.rows_by_age()
+    assert torch.equal(buffer.gather_batch(rows).data['obs'], plain.gather_batch(rows).data['obs'])
 
 
 def test_shared_frames_give_the_same_draws_as_without() -> None:

@@ -138,20 +138,20 @@ def test_packed_episodes_are_never_torn(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_packed_extents_equal_those_of_a_bitmap() -> None:
     rng, extents, used = random.Random(0), Extents(), {}
-    bitmap = np.zeros(1 << 16, bool)
+    bitmap = np.zeros(1 << 17, bool)
     for step in range(3000):
-        if used and rng.random() < 0.5:
+        if used and rng.random() < 0.65:
             # Mostly the oldest.
             start = next(iter(used)) if rng.random() < 0.7 else rng.choice(list(used))
             size = used.pop(start)
             bitmap[start : start + size] = False
             extents.free(start, size)
         else:
-            size = rng.randint(1, 300)
-            start = extents.allocate(size)
-            assert not bitmap[start : start + size].any()
-            bitmap[start : start + size] = True
-            used[start] = size
+            sizes = [rng.randint(1, 300) if rng.random() < 0.9 else 0 for _ in range(rng.choice([1, 1, 5]))]
+            for start, size in zip(extents.allocate_each(sizes), sizes):
+                assert not bitmap[start : start + size].any()
+                bitmap[start : start + size] = True
+                used.update({start: size} if size else {})
         if step % 100 == 0:
             again = Extents(used.items())
             assert again.__dict__ == {**extents.__dict__, '_next': 0}

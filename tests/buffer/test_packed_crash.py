@@ -168,8 +168,8 @@ class NamesFirst(PacketFile):
 
     late: List[Any] = []
 
-    def _write(self, place: int, data: np.ndarray) -> None:
-        self.late.append((place, data))
+    def _write(self, start: int, packets: Any) -> None:
+        self.late.append((start, packets))
 
     def published(self, slots: np.ndarray) -> None:
         linger()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from typing import Dict, Iterable, Iterator, List, Tuple
+from itertools import accumulate
+from typing import Dict, Iterable, Iterator, List, Sequence, Tuple
 
 
 class Extents:
@@ -37,6 +38,18 @@ class Extents:
         start, self._next = self.end, 0
         self.end += num_bytes
         return start
+
+    def allocate_each(self, sizes: Sequence[int]) -> List[int]:
+        """
+        Overview:
+            Allocate space for several items, in one piece if the next free extent is large enough. Return their starts.
+            An item of no bytes starts at 0.
+        """
+        total, free = sum(sizes), next(self._from_next(), None)
+        if len(sizes) > 1 and total and free is not None and self._end_of[free] - free >= total:
+            starts = accumulate(sizes, initial=self.allocate(total))
+            return [start if size else 0 for start, size in zip(starts, sizes)]
+        return [self.allocate(size) if size else 0 for size in sizes]
 
     def free(self, start: int, num_bytes: int) -> None:
         """Free an allocation, and merge it with its free neighbours."""

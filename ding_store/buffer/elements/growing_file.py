@@ -7,12 +7,13 @@ import os
 import uuid
 import weakref
 from contextlib import suppress
-from typing import Optional
+from typing import Optional, Sequence
 
 import numpy as np
 
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
+from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.persistence.journal import reserve
 from ding_store.compiled import copy_past_caches
 from ding_store.errors import NotEnoughSpace
@@ -81,9 +82,22 @@ class GrowingFile:
             with suppress(OSError):
                 self._region.madvise(mmap.MADV_REMOVE, start)
 
-    def write(self, start: int, data: Array) -> None:
-        """Write bytes to reserved space."""
-        copy_past_caches(self.view[start : start + len(data)], data)
+    def write(self, parts: Sequence[Array], places: Sequence[int]) -> None:
+        """
+        Overview:
+            Write arrays of bytes to reserved space.
+        Arguments:
+            - places (:obj:`Sequence[int]`): Ascending positions of the arrays, and the end of them all. The bytes
+              behind an array are undefined up to the next position.
+        """
+        kernels = load_kernels() if len(parts) > 1 else None
+        if kernels is None:
+            for part, place in zip(parts, places):
+                copy_past_caches(self.view[place : place + len(part)], part)
+            return
+        addresses = np.array([part.__array_interface__['data'][0] for part in parts], np.int64)
+        sizes = np.array([len(part) for part in parts], np.int64)
+        kernels.copy_items(0, addresses, sizes, self.view, np.array(places, np.int64), True)
 
     def read(self, start: int, num_bytes: int) -> Array:
         """Return a copy of these bytes, or fewer if they are not all there."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from typing import Dict, Iterable, List, Optional, Protocol, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Protocol, Sequence, Tuple
 
 import numpy as np
 
@@ -26,6 +26,8 @@ SPECS: Dict[str, ColumnSpec] = {name: (np.dtype(np.int64), ()) for name in (PLAC
 NAME = 'packed'
 #: Packets begin at multiples of this.
 _ALIGNMENT = 64
+#: ``write`` holds so many packets in memory at once, and not many more than so many bytes.
+_CHUNK, _CHUNK_BYTES = 64, 1 << 18
 
 
 class Writable(Protocol):
@@ -69,6 +71,8 @@ class PacketFile(RowListener):
             self.path, self.first_own_row = self._table_dir.file(NAME), table.next_row
             self._check_file()
         self._file = GrowingFile(self.path)
+        #: Whether a power cut leaves the name of the file in its directory.
+        self._is_name_synced = False
         self.find_free()
         self._cut()
         self._file.reserve_all()
@@ -94,8 +98,10 @@ class PacketFile(RowListener):
             - NotEnoughSpace: The disk is full. Nothing changed. The same holds for exceptions from ``packets``.
         """
         self._table.check_open()
+        written: List[Tuple[int, int, int]] = []
         try:
-            written = [self._append(packet) for packet in packets]
+            for chunk in _chunks(packets):
+                written += self._append(chunk)
             self._sync()
         except BaseException:
             self.give_back()
@@ -167,6 +173,7 @@ class PacketFile(RowListener):
     def remove(self) -> None:
         """Delete the file, when no row is left. May be called again."""
         if self.path is not None:
+            self._is_name_synced = False
             with suppress(FileNotFoundError):
                 os.unlink(self.path)
 
@@ -209,10 +216,11 @@ class PacketFile(RowListener):
                 self.used_bytes -= size
                 self._held[0, slot] = self._held[1, slot] = 0
             return
-        for place, size in self._held[:, slots].T.tolist():
-            if size:
-                self._extents.free(place, size)
-                self.used_bytes -= size
+        held = self._held[:, slots]
+        held = held[:, held[1] > 0]
+        for start, end in _joined(*held) if held.size else ():
+            self._extents.free(start, end - start)
+            self.used_bytes -= end - start
         self._held[:, slots] = 0
 
     def settled(self, slots: Array) -> None:
@@ -259,28 +267,61 @@ class PacketFile(RowListener):
     def _sync(self) -> None:
         if self._table_dir is not None and self._table_dir.fsync:
             self._file.sync()
-            sync_directory(self._table_dir.path)
+            if not self._is_name_synced:
+                sync_directory(self._table_dir.path)
+                self._is_name_synced = True
 
-    def _write(self, place: int, data: Array) -> None:
-        self._file.write(place, data)
+    def _write(self, start: int, packets: Sequence[Writable]) -> None:
+        """Write packets that follow each other."""
+        parts, places = [], []
+        for packet in packets:
+            for part in packet.parts:
+                parts.append(part)
+                places.append(start)
+                start += len(part)
+            start = -(-start // _ALIGNMENT) * _ALIGNMENT
+        self._file.write(parts, [*places, start])
 
-    def _append(self, packet: Writable) -> Tuple[int, int, int]:
-        """Write a packet. Return its position, size and checksum."""
-        size = packet.size
-        if size == 0:
-            return 0, 0, packet.checksum
+    def _append(self, packets: Sequence[Writable]) -> List[Tuple[int, int, int]]:
+        """Write packets. Return position, size and checksum of each."""
+        sizes = [packet.size for packet in packets]
+        rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
         if not self._file.expected_bytes:
-            self._file.expected_bytes = size * self._table.capacity
-        start = place = self._extents.allocate(-(-size // _ALIGNMENT) * _ALIGNMENT)
+            self._file.expected_bytes = max(sizes) * self._table.capacity
+        starts = self._extents.allocate_each(rooms)
         self._file.reserve(self._extents.end)
-        for part in packet.parts:
-            self._write(place, part)
-            place += len(part)
-        return start, size, packet.checksum
+        first = 0
+        for place in range(1, len(packets) + 1):
+            if place == len(packets) or starts[place] != starts[place - 1] + rooms[place - 1]:
+                self._write(starts[first], packets[first:place])
+                first = place
+        return [(start, size, packet.checksum) for start, size, packet in zip(starts, sizes, packets)]
+
+
+def _chunks(packets: Iterable[Writable]) -> Iterator[List[Writable]]:
+    chunk: List[Writable] = []
+    num_bytes = 0
+    for packet in packets:
+        chunk.append(packet)
+        num_bytes += packet.size
+        if len(chunk) == _CHUNK or num_bytes >= _CHUNK_BYTES:
+            yield chunk
+            chunk, num_bytes = [], 0
+    if chunk:
+        yield chunk
 
 
 def _where(table_dir: Optional[TableDirectory]) -> str:
     return 'memory' if table_dir is None else table_dir.path
+
+
+def _joined(starts: Array, sizes: Array) -> List[Tuple[int, int]]:
+    """Return the beginning and the end of each run of extents that follow each other."""
+    order = np.argsort(starts)
+    starts = starts[order]
+    ends = starts + sizes[order]
+    has_gap = starts[1:] != ends[:-1]
+    return list(zip(starts[np.append(True, has_gap)].tolist(), ends[np.append(has_gap, True)].tolist()))
 
 
 def _aligned(sizes: Array) -> Array:

@@ -76,7 +76,7 @@ class RaggedElements(ColumnElements):
         return lambda slots: self._columns.store(slots, stored)
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
-        if self.file is not None or self._columns.is_encoded:
+        if self._columns.is_encoded:
             return None
         try:
             columns, items = self.schema.encode_ragged([element])

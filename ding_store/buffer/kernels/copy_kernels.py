@@ -69,6 +69,10 @@ _FEW_ROWS = 128
 #: Minimum size of a copy past the caches. Smaller copies gain nothing.
 _STREAMED_BYTES = 1024
 
+#: Rows of at least this size are prefetched whole, so many rows ahead, piece by piece while a row is copied. This takes
+#: a third less time than a few lines per row at 1.4 to 7 KB, and a sixth less at 28 KB. Items of varying size likewise.
+_WHOLE_BYTES, _WHOLE_AHEAD, _PIECE_BYTES = 1024, 4, 512
+
 
 def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity: int, is_far: bool) -> None:
     """
@@ -106,6 +110,16 @@ def gather(sources: Array, sizes: Array, targets: Array, slots: Array, capacity:
         elif is_far and size >= _STREAMED_BYTES:
             for i in range(num_rows):
                 stream(target + i * size, source + slots[i] * size, size)
+        elif size >= _WHOLE_BYTES:
+            for i in range(num_rows):
+                row, to = source + slots[i] * size, target + i * size
+                # The last rows are in a cache already.
+                ahead = source + slots[min(i + _WHOLE_AHEAD, num_rows - 1)] * size
+                for piece in range(0, size, _PIECE_BYTES):
+                    end = min(piece + _PIECE_BYTES, size)
+                    for line in range(piece, end, LINE):
+                        prefetch_early(ahead + line)
+                    copy_bytes(to + piece, row + piece, end - piece)
         else:
             lines = min(size // LINE, _NUM_LINES) if size >= _PREFETCHED_BYTES else 0
             num_ahead = min(max(_BYTES_AHEAD // max(size, 1), _MIN_AHEAD), _MAX_AHEAD)
@@ -141,13 +155,18 @@ def copy_items(source: int, starts: Array, sizes: Array, target: Array, places: 
         ``source``. It is copied to ``places[i]`` of the target. The bytes behind it, up to ``places[i + 1]``, become
         zero.
     """
-    address = target.ctypes.data
-    for i in range(starts.shape[0]):
+    address, last = target.ctypes.data, starts.shape[0] - 1
+    for i in range(last + 1):
         place, size = places[i], sizes[i]
         if is_far and size >= _STREAMED_BYTES:
             stream(address + place, source + starts[i], size)
         else:
-            copy_bytes(address + place, source + starts[i], size)
+            following = min(i + _WHOLE_AHEAD, last)
+            for piece in range(0, size, _PIECE_BYTES):
+                end = min(piece + _PIECE_BYTES, size)
+                for line in range(piece, min(end, sizes[following]), LINE):
+                    prefetch_early(source + starts[following] + line)
+                copy_bytes(address + place + piece, source + starts[i] + piece, end - piece)
         for k in range(place + size, places[i + 1]):
             target[k] = 0
     if is_far:
@@ -213,27 +232,26 @@ def narrow(values: Array, levels: Array) -> bool:
 def narrow_frames(parts: Array, per_part: int, lag: int, levels: Array, numbers: Array) -> int:
     """
     Overview:
-        Convert frames of float32 values k/255 to the bytes k. A frame whose bytes equal those of the frame ``lag``
-        places before it is not converted again.
+        Convert frames of float32 values k/255 to the bytes k. A frame that equals the one ``lag`` places before it is
+        not kept again.
     Arguments:
         - parts (:obj:`np.ndarray`): Addresses of the parts, each of which has ``per_part`` frames.
-        - levels (:obj:`np.ndarray`): Receives the frames that were converted, ``(number, value)``.
+        - levels (:obj:`np.ndarray`): Receives the frames that are kept, ``(number, value)``. It has room for all.
         - numbers (:obj:`np.ndarray`): Receives the number of each frame.
     Returns:
-        - count (:obj:`int`): The number of frames that were converted. -1 if a value is not exactly k/255.
+        - count (:obj:`int`): The number of frames that are kept. -1 if a value is not exactly k/255.
     """
-    count, size = 0, levels.shape[1]
+    count, size, address = 0, levels.shape[1], levels.ctypes.data
     for i in range(numbers.shape[0]):
         given = parts[i // per_part] + i % per_part * 4 * size
-        if 0 < lag <= i:
-            k = i - lag
-            if are_equal(parts[k // per_part] + k % per_part * 4 * size, given, 4 * size):
-                numbers[i] = numbers[k]
-                continue
         if not narrow(carray(_floats_at(given), (size,)), levels[count]):
             return -1
-        numbers[i] = count
-        count += 1
+        # Bytes are compared, because floats would be four times as many.
+        if 0 < lag <= i and are_equal(address + numbers[i - lag] * size, address + count * size, size):
+            numbers[i] = numbers[i - lag]
+        else:
+            numbers[i] = count
+            count += 1
     return count
 
 
@@ -268,14 +286,16 @@ _widen_line: Any = intrinsic(_stream_line)
 
 
 @register_jitable
-def _widen_past_caches(row: Array, out: Array) -> None:
-    """Widen one row past the caches. Call ``finish`` afterwards."""
+def _widen_past_caches(row: Array, out: Array, ahead: int) -> None:
+    """Widen one row past the caches, and prefetch a row at the address ``ahead``. Call ``finish`` afterwards."""
     size, source, target = row.shape[0], row.ctypes.data, out.ctypes.data
     first = min(size, (-target % LINE) // 4)
     end = first + (size - first) // _PER_LINE * _PER_LINE
     for k in range(first):
         out[k] = np.float32(row[k]) / np.float32(255)
     for k in range(first, end, _PER_LINE):
+        if k % LINE < _PER_LINE:
+            prefetch_early(ahead + k)
         _widen_line(target + 4 * k, source + k)
     for k in range(end, size):
         out[k] = np.float32(row[k]) / np.float32(255)
@@ -283,8 +303,10 @@ def _widen_past_caches(row: Array, out: Array) -> None:
 
 def widen_many(levels: Array, slots: Array, values: Array) -> None:
     """Widen rows like ``widen``, past the caches. This takes half the time if the result is larger than the caches."""
-    for i in range(slots.shape[0]):
-        _widen_past_caches(levels[min(max(slots[i], 0), levels.shape[0] - 1)], values[i])
+    num_rows, last = slots.shape[0], levels.shape[0] - 1
+    for i in range(num_rows):
+        ahead = min(max(slots[min(i + _WHOLE_AHEAD, num_rows - 1)], 0), last)
+        _widen_past_caches(levels[min(max(slots[i], 0), last)], values[i], levels[ahead].ctypes.data)
     finish()
 
 
@@ -298,6 +320,6 @@ def widen_steps(levels: Array, values: Array) -> bool:
     if levels.shape != values.shape or (values.shape[1] > 1 and values.strides[1] != 4):
         return False
     for i in range(levels.shape[0]):
-        _widen_past_caches(levels[i], values[i])
+        _widen_past_caches(levels[i], values[i], levels[min(i + _WHOLE_AHEAD, levels.shape[0] - 1)].ctypes.data)
     finish()
     return True

@@ -47,6 +47,8 @@ class Journal:
         self._descriptor = _open(path)
         self._room = reserve_all(self._descriptor, path)
         self._end = self._end_compact = _START.size
+        #: Whether nothing was added or erased since the last sync.
+        self._is_synced = False
         if self._room == 0:
             try:
                 self._promise()
@@ -149,6 +151,7 @@ class Journal:
         finish(append)
 
     def _write(self, block: bytes, start: int) -> None:
+        self._is_synced = False
         write_at(self._descriptor, block, start)
         self._end = start + len(block)
 
@@ -183,6 +186,7 @@ class Journal:
             if self._fsync:
                 # Without the sync, a power cut might keep an end that covers erased records.
                 os.fsync(self._descriptor)
+            self._is_synced = False
             write_at(self._descriptor, bytes(end - start), start)
         self.sync()
 
@@ -229,7 +233,7 @@ class Journal:
         """Switch to the file of a journal that was prepared under another path."""
         former, self._path, self._room = self._descriptor, other._path, other._room
         self._end = self._end_compact = other._end
-        self._descriptor = other._descriptor
+        self._descriptor, self._is_synced = other._descriptor, False
         if former != self._descriptor:  # The descriptors are equal if this is called again.
             os.close(former)
 
@@ -247,9 +251,10 @@ class Journal:
             os.fsync(self._descriptor)
 
     def sync(self) -> None:
-        if self._fsync:
+        if self._fsync and not self._is_synced:
             os.fsync(self._descriptor)
             self._promise()
+            self._is_synced = True
 
     def close(self) -> None:
         os.close(self._descriptor)

@@ -66,6 +66,8 @@ class ColumnMemory:
         self.disk_reads = DiskReads(self._file_of)
         self.columns: Dict[str, Array] = {}
         self._num_reserved = 0
+        #: So many slots fit in memory when that was looked at last.
+        self._num_fitting = int(expected * capacity)
         #: Number of slots that the last ``reserve`` requested.
         self._num_asked = 0
         # No touching ahead in a table directory: every touched page would be written to the disk by the next sync.
@@ -157,7 +159,8 @@ class ColumnMemory:
     ) -> Replacement:
         """
         Overview:
-            Convert a column into a new file. The new file is complete when this returns.
+            Convert a column into new memory, or into a new file. It is complete when this returns. A private column
+            that does not fit in memory goes to a file.
         Arguments:
             - convert (:obj:`Callable`): Called with some rows of the old column, and with their places in the new one.
             - num_used (:obj:`int`): Slots from this one on hold nothing.
@@ -165,6 +168,8 @@ class ColumnMemory:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         files: Dict[str, ColumnFile] = {}
+        if self._files.directory is None:
+            self._files.directory = free_space.private_directory(self.capacity * spec_bytes(spec))
         try:
             made = self._map(name, spec, files)
             self._reserve(files, 0, max(self._num_reserved, num_used))
@@ -186,6 +191,20 @@ class ColumnMemory:
 
         stored = StoredColumn(name, made.dtype.str, list(made.shape[1:]), files[name].name if name in files else '')
         return Replacement(stored, replace, lambda: self._discard(files))
+
+    def outgrows_memory(self, num_rows: int) -> bool:
+        """
+        Overview:
+            Return whether the first ``num_rows`` slots are more than was expected, and more than memory has. Files are
+            used from then on, see ``replacing``.
+        """
+        if num_rows <= self._num_fitting or self._file_of:
+            return False
+        if num_rows * self.row_bytes <= free_space.available_memory():
+            self._num_fitting = num_rows + max(1, EXTENT_BYTES // max(1, self.row_bytes))
+            return False
+        self._files.directory = free_space.roomiest_directory()
+        return True
 
     def drop(self, names: Iterable[str]) -> None:
         """Remove these columns. Readers that hold their arrays can continue to read them."""

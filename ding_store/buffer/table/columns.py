@@ -88,8 +88,8 @@ class TableColumns:
         #: False while rows are written whose frames are counted before they are live. If it stays False, the writer
         #: was interrupted, and ``recount`` must follow.
         self.are_frames_counted = True
-        #: Number of rows when sharing was judged last.
-        self._num_judged = 0
+        #: Sharing is judged when the next row has this number.
+        self._next_judged = 0
         #: Slots from this one on were never written.
         self.num_used = 0
         #: True if the rows have packets in a private file.
@@ -410,7 +410,7 @@ class TableColumns:
         former = self._layout
 
         def become() -> None:
-            self._layout, self.num_used, self._num_judged = others._layout, others.num_used, 0
+            self._layout, self.num_used, self._next_judged = others._layout, others.num_used, 0
             former.close()
 
         return become
@@ -434,7 +434,18 @@ class TableColumns:
             - NotEnoughSpace: The disk is full. Nothing was written.
         """
         for pool in self._layout.pools:
-            pool.reserve(num_rows * self._num_frames(pool, names))
+            move = pool.reserve(num_rows * self._num_frames(pool, names))
+            if move is not None:
+                self._use(move)
+
+    def _use(self, move: Callable[[], None]) -> None:
+        """Move the frames of a pool. Readers that hold the old ones have them for all rows that they read."""
+
+        def use() -> None:
+            move()
+            self._refresh()
+
+        finish(use)
 
     def move(self, source: Array, target: Array) -> None:
         """Copy ``source`` slots to ``target`` slots."""
@@ -462,8 +473,8 @@ class TableColumns:
 
     def release(self, slots: Array) -> None:
         """Give up the frames of rows that left these slots."""
-        for name, each in self.shared.items():
-            each.pool.release(self._layout.arrays[name][slots])
+        for pool in self._layout.pools:
+            pool.release(self._references(pool, slots))
 
     def recount(self, slots: Array) -> None:
         """Count the references to frames anew. ``slots`` are those of all live rows. It may be called again."""
@@ -471,11 +482,19 @@ class TableColumns:
             pool.recount(self._references(pool, slots))
         self.are_frames_counted = True
 
-    def useless_sharing(self, num_rows: int) -> List[str]:
-        """Return columns whose frames hardly recur, judged now and then. ``num_rows`` is the number of live rows."""
-        if not self.shared or num_rows < self._num_judged + JUDGED_ROWS:
+    def useless_sharing(self, num_rows: int, next_row: int) -> List[str]:
+        """
+        Overview:
+            Return columns whose frames hardly recur, judged now and then: each row costs a look at all its frames, and
+            they may recur less in later rows.
+        Arguments:
+            - num_rows (:obj:`int`): The number of live rows.
+            - next_row (:obj:`int`): The number of the next row.
+        """
+        is_due = next_row >= max(JUDGED_ROWS, self._next_judged) and num_rows >= min(JUDGED_ROWS, self._memory.capacity)
+        if not self.shared or not is_due:
             return []
-        self._num_judged = num_rows
+        self._next_judged = next_row + JUDGED_ROWS
         useless = [pool for pool in self._layout.pools if num_rows * self._num_frames(pool) < MIN_RATIO * pool.num_used]
         return [name for name, each in self.shared.items() if any(each.pool is pool for pool in useless)]
 

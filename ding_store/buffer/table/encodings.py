@@ -275,8 +275,8 @@ def gather_frames(frames: Array, numbers: Array, out: Array, is_far: bool) -> No
 
 def is_run(slots: Array) -> bool:
     """Return whether slots are consecutive and in order."""
-    if not len(slots):
-        return False
+    if len(slots) < 2:
+        return len(slots) == 1
     first, last = slots.item(0), slots.item(-1)
     if last - first != len(slots) - 1:
         return False

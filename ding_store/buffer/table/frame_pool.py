@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
+from ding_store import free_space
 from ding_store.buffer.array_types import Array, filled
 from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.persistence.table_directory import TableDirectory
@@ -17,6 +19,8 @@ from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
 _FRAMES, _HASHES = 'frames', 'hashes'
+
+logger = logging.getLogger(__name__)
 
 
 class FramePool:
@@ -145,15 +149,37 @@ class FramePool:
         np.add.at(self._counts, found, uses[used] - 1)
         return numbers
 
-    def reserve(self, num_frames: int) -> None:
+    def reserve(self, num_frames: int) -> Optional[Callable[[], None]]:
         """
         Overview:
-            Make room for so many more frames.
+            Make room for so many more frames. If frames recur less than was expected, they may outgrow memory. They are
+            then copied to a private file. Without sharing, the table would have been in one from the beginning.
+        Returns:
+            - move (:obj:`Optional[Callable]`): Must be called, and switches to the file. May be called again. None: the
+              frames stay.
         Raises:
             - NotEnoughSpace: There is none. Nothing changed.
         """
         num_free, num_ever, _ = self._state.tolist()
-        self._memory.reserve(min(self.capacity, num_ever + max(0, num_frames - num_free)))
+        needed = min(self.capacity, num_ever + max(0, num_frames - num_free))
+        self._memory.reserve(needed)
+        return self._moving(num_ever) if self._memory.outgrows_memory(needed) else None
+
+    def _moving(self, num_ever: int) -> Callable[[], None]:
+        frames = self.frames
+        made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
+        logger.warning(
+            '%s of frames move from memory to a file: frames recur less than at first, and memory has %s. Samples may '
+            'read from the disk. Use a smaller size.',
+            free_space.format_bytes(num_ever * self._frame_bytes),
+            free_space.format_bytes(free_space.available_memory()),
+        )
+
+        def move() -> None:
+            made.replace()
+            self._address = self.frames.ctypes.data
+
+        return move
 
     def _check_room(self) -> None:
         if self._state[_NUM_USED] == self.capacity:
@@ -283,3 +309,7 @@ class FramePool:
                 del self._frame_of[value]
             self._free[self._state[_NUM_FREE]] = number
             self._state += (1, 0, -1)
+
+
+def _copy(rows: Array, out: Array) -> None:
+    out[...] = rows

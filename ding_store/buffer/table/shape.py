@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import nullcontext
-from typing import Any, Callable, Collection, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Callable, Collection, Iterable, List, Mapping, Optional, Set, Tuple
 
 from ding_store.buffer.arguments import integer
 from ding_store.buffer.array_types import Array
@@ -47,6 +47,8 @@ class TableShape:
         self._reads, self._write_lock = reads, write_lock
         # One listener: a second one, kept alive by a traceback, would give up each frame twice.
         self._frame_listener = FrameListener(columns, index)
+        #: Columns that go on sharing frames, because there was no space for them as they are.
+        self._unconverted: Set[str] = set()
         self._listen_for_frames()
 
     def as_stored(
@@ -306,7 +308,11 @@ class TableShape:
         Store columns whose frames hardly recur as they are. They go on sharing frames if there is no space for that.
         The caller holds the write lock.
         """
-        for name in self._columns.useless_sharing(self._index.count) if self._columns.shared else ():
+        if not self._columns.shared:
+            return
+        for name in self._columns.useless_sharing(self._index.count, self._index.next_row):
+            if name in self._unconverted:
+                continue
             spec = self._columns.shared[name].spec
             logger.info(
                 'column %r shares no frames from now on: they hardly recur. It takes %s per row.',
@@ -316,6 +322,7 @@ class TableShape:
             try:
                 self._convert(name, spec)
             except NotEnoughSpace as e:
+                self._unconverted.add(name)
                 logger.warning('column %r goes on sharing frames that hardly recur: %s', name, e)
 
     def _convert(self, name: str, spec: ColumnSpec) -> None:
