@@ -69,9 +69,9 @@ def start(rank: int, num: int, has_joined: bool = False) -> WorkerRank:
 class WorkerRank:
     """
     Overview:
-        One worker. It joins the run when its policy acts or trains for the first time. ``ctx.env_step`` counts the
-        steps of all workers from the first update on. A worker that reaches the script's end ends the run for all. One
-        that was asked to leave does not.
+        One worker. It joins the run when its policy acts, makes a row or trains for the first time. ``ctx.env_step``
+        counts the steps of all workers from the first update on. A worker that reaches the script's end ends the run
+        for all. One that was asked to leave does not.
     """
 
     def __init__(self, rank: int, num: int, has_joined: bool = False) -> None:
@@ -101,13 +101,20 @@ class WorkerRank:
         for name in _MODES:
             if hasattr(policy, name):
                 setattr(policy, name, types.MethodType(self._shared_forward(name, getattr(policy, name)), policy))
+        # With ``random_collect_size``, a random policy acts first. It makes its rows with this method.
+        make_row = policy._process_transition
+
+        @functools.wraps(make_row)
+        def begun_first(_: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begin_once()
+            return make_row(*args, **kwargs)
+
+        policy._process_transition = types.MethodType(begun_first, policy)
 
     def _shared_forward(self, name: str, forward: Any) -> Any:
         @functools.wraps(forward)
         def shared(_: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._has_begun:
-                self._has_begun = True
-                self._begin()
+            self._begin_once()
             if self._session is not None:
                 self._session.show_health()
                 if self._session.leaves_alone:
@@ -117,6 +124,11 @@ class WorkerRank:
             return forward(*args, **kwargs)
 
         return shared
+
+    def _begin_once(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
 
     def _begin(self) -> None:
         if self._session is None:  # the script uses no part of the store
