@@ -234,6 +234,17 @@ def test_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, faile
     assert (made.directory.run is not None) == failed
 
 
+def test_task_that_finishes_because_its_run_failed_is_resumed(tmp_path):
+    """A worker has no router, and its task finishes when the launcher ends the run after a Ctrl-C."""
+    session = RunSession(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
+    made = checkpointer(session, policy_of())
+    session.finish('interrupted', failed=True)
+    task.ctx.train_iter, task.finish = 3, True
+    made(task.ctx)
+    assert made.directory.run is not None
+    assert made.directory.paths()
+
+
 def test_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
     made = run(tmp_path, policy_of())
     task.ctx.train_iter, task.finish = 4, True
