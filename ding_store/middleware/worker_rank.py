@@ -7,7 +7,8 @@ import random
 import sys
 import time
 import types
-from typing import Any, List, Optional
+from collections import Counter
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from ditk import logging
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import LearnersConfig
 from ding_store.errors import ConfigError, StoreError
+from ding_store.middleware.ingest_plan import replay_figures
 from ding_store.middleware.learner_ranks import SEED_STEP, write_no_files
 from ding_store.middleware.leave_on_signal import leave_on_signal
 from ding_store.middleware.own_rank import set_own_worker
@@ -142,9 +144,8 @@ class WorkerRank:
         before_stop(self, self._stop)
         ctx: Any = task.ctx
         self._env_step = int(ctx.env_step)
-        session.figures(began_s=time.monotonic(), began_iter=int(ctx.train_iter))
-        if self.rank == 0:
-            self._count_from(session)
+        began_step = self._count_from(session) if self.rank == 0 else self._env_step
+        session.figures(began_s=time.monotonic(), began_step=began_step, began_iter=int(ctx.train_iter))
         sync = (session.config.learners or LearnersConfig()).sync or 'gradients'
         if sync == 'ddp':
             raise ConfigError(
@@ -170,8 +171,10 @@ class WorkerRank:
         config = session.config.checkpoint
         return CheckpointDir(config.path).run if config is not None and not self.rank else None
 
-    def _count_from(self, session: RunSession) -> None:
-        """Go on from the checkpoint that this process resumed, if the server has lost the count."""
+    def _count_from(self, session: RunSession) -> int:
+        """
+        Go on from the checkpoint that this process resumed, if the server has lost the count. Return the steps so far.
+        """
         known = session.store.add(STEPS, 0)
         if known < self._env_step:
             session.store.add(STEPS, self._env_step - known)
@@ -182,6 +185,7 @@ class WorkerRank:
             session.upheld.append(CHECKPOINTS)
         else:
             session.store.delete(CHECKPOINTS)
+        return max(known, self._env_step)
 
     def _end(self, reason: str) -> None:
         task.finish = True
@@ -213,11 +217,19 @@ class WorkerRank:
     def _report_counts(self, ctx: Any) -> None:
         assert self._session is not None
         counts = dict(env_step=self._own_steps, run_env_step=int(ctx.env_step), train_iter=int(ctx.train_iter))
-        self._session.figures(ended_s=time.monotonic(), **counts)
+        self._session.figures(ended_s=time.monotonic(), **counts, **self._replay_figures())
         value, iteration = ctx.last_eval_value, int(ctx.last_eval_iter)
         if self.rank == 0 and iteration >= 0 and iteration != self._last_eval_iter:
             self._last_eval_iter = iteration
             self._session.figures(eval_value=float(value), eval_iter=iteration, eval_step=int(ctx.env_step))
+
+    def _replay_figures(self) -> Dict[str, int]:
+        """Return the sums over all replays of this process. A worker that leaves takes its rows with it."""
+        assert self._session is not None
+        found = Counter(replay_rows=0)
+        for each in self._session.replays:
+            found.update(replay_figures(each))
+        return {name: 0 if self._session.leaves_alone else count for name, count in found.items()}
 
     def _stop(self) -> None:
         """Leave the run before the task stops, and end the run unless this process failed."""

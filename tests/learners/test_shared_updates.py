@@ -207,7 +207,7 @@ def test_random_rows_of_a_worker_outlive_rows_of_another_run(tmp_path, monkeypat
         task.finish = True
         policy.learn_mode.forward(rows(2, 0, ROWS))
         assert buffer_.count() == ROWS
-        assert second.member.figures['env_step'] == ROWS
+        assert [second.member.figures[name] for name in ('env_step', 'replay_rows', 'replay_size')] == [ROWS, ROWS, 32]
         for call in session.before_leaving:
             call(False)
         buffer_.close()
