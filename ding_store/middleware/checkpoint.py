@@ -267,6 +267,7 @@ class LearnerCheckpoints:
                     self._drain()
                 elif self._save_last(self._ctx) and not (failed or self._session.failed):
                     self._finish(self._session.finish_reason or 'the task finished')
+            self.saver.close()
         finally:
             self._last_save.done()
 
