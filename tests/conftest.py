@@ -77,11 +77,16 @@ def _environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _process_state() -> Iterator[None]:
-    """DI-engine has one task per process, which stays finished, and its entries log from INFO on from then on."""
+    """
+    DI-engine has one task per process, which stays finished, and its entries log from INFO on from then on. A collector
+    handles SIGTERM until its process ends, and processes that later tests fork would inherit that.
+    """
     root = logging.getLogger()
-    level = root.level
+    level, handlers = root.level, {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     yield
     root.setLevel(level)
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
     framework = sys.modules.get('ding.framework')
     if framework is not None:
         framework.task.finish = False
