@@ -1,6 +1,7 @@
 """Fixtures for all tests: real redis-servers on private sockets."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -72,6 +73,23 @@ def _environment() -> Iterator[None]:
     for name in set(os.environ) - set(before):
         del os.environ[name]
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _process_state() -> Iterator[None]:
+    """
+    DI-engine has one task per process, which stays finished, and its entries log from INFO on from then on. A collector
+    handles SIGTERM until its process ends, and processes that later tests fork would inherit that.
+    """
+    root = logging.getLogger()
+    level, handlers = root.level, {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    root.setLevel(level)
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+    framework = sys.modules.get('ding.framework')
+    if framework is not None:
+        framework.task.finish = False
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,13 @@ class Saver:
             if not self._news.wait_for(lambda: self._write is None, timeout_s):
                 raise StoreTimeout(f'the checkpoint that is being written was not finished within {timeout_s:.0f} s')
 
+    def close(self) -> None:
+        """End the thread, which holds the copies, unless it still writes. The next ``save`` starts another thread."""
+        with self._news:
+            if self._write is None:
+                self._thread = None
+                self._news.notify_all()
+
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.num_steps += 1
         if not self._copied.is_set():
@@ -100,11 +107,13 @@ class Saver:
             self.waiting_s += time.perf_counter() - begin
 
     def _run(self) -> None:
+        own = threading.current_thread()
         while True:
             with self._news:
-                self._news.wait_for(lambda: self._write is not None)
+                self._news.wait_for(lambda: self._write is not None or self._thread is not own)
                 write = self._write
-            assert write is not None
+                if write is None or self._thread is not own:
+                    return
             try:
                 self._save(write)
                 self._warned_failed = False

@@ -137,7 +137,9 @@ class Figures:
             # the first chunk that the learner reads.
             began_s = members.began_s('collector', learner.clock)
             figures.began_s = learner.figures.get('began_s') if began_s is None else began_s
-            if len(learners[0]) > 1 and 'began_s' in learner.figures:
+            # A learner that resumed may be the first that its server has seen.
+            is_later = len(learners[0]) > 1 or learner.figures.get('began_step') or learner.figures.get('began_iter')
+            if is_later and 'began_s' in learner.figures:
                 figures._measure_loop_of(learner.figures)
             figures._add_own(learner)
             for rank in learners.keys() - {0}:
@@ -146,9 +148,11 @@ class Figures:
         figures.num_collectors, figures.num_died = members.num_running('collector'), members.num_died()
         figures.num_workers = members.num_running('worker')
         if members.of('worker') and learner is not None:
-            # A worker that resumed reports its own steps, and those of the whole run.
-            figures.env_step = max(figures.env_step, learner.figures.get('run_env_step', 0))
-            figures.learner_step, figures.began_step = figures.env_step, 0
+            # Each worker reports its own steps, and those of the whole run, of which rank 0 has the count at its start.
+            of_run = [each.figures.get('run_env_step', 0) for each in members.of('worker')]
+            figures.env_step = max(figures.env_step, *of_run)
+            figures.began_step = learner.figures.get('began_step', 0)
+            figures.learner_step = figures.env_step - figures.began_step
             evaluator = learner
         seconds = {part: members.total('collector', f'{part}_s') for part in ('up', *COLLECTOR_PARTS)}
         figures.collector_s = {part: value for part, value in seconds.items() if value}

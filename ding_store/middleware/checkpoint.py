@@ -185,7 +185,8 @@ class LearnerCheckpoints:
             self._save_best(ctx)
         if task.finish:
             with saving():
-                if self._save_last(ctx) and not task.router.is_active:
+                # The task of a worker also finishes when its run fails: another start of the run resumes it.
+                if self._save_last(ctx) and not (task.router.is_active or self._session.failed):
                     self._finish('the task finished')
         elif ctx.train_iter > self._saved_iter and not self.saver.is_busy and self.interval.is_due:
             with self._session.time_spent.measure('checkpoint'):
@@ -266,6 +267,7 @@ class LearnerCheckpoints:
                     self._drain()
                 elif self._save_last(self._ctx) and not (failed or self._session.failed):
                     self._finish(self._session.finish_reason or 'the task finished')
+            self.saver.close()
         finally:
             self._last_save.done()
 

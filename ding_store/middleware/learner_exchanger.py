@@ -247,6 +247,10 @@ class LearnerExchanger(Exchanger):
         entries = self._chunks_of(entries)
         is_direct = all(self._is_direct(entry) for entry in entries)
         push_direct = self._ingest_plan.push_direct if is_direct else None
+        if len({each.stream for each in entries}) == len(entries):
+            # Parts without rows come first: the others' pushes commit them too. If this process is killed before the
+            # next commit, it would take these parts once more, one chunk behind the other partitions.
+            entries.sort(key=lambda each: each.header['rows'] > 0)
         for i, taken in enumerate(entries):
             before = self._counted()
             entry = entries[i] = self.feeds[taken.stream].offset.take(taken)

@@ -8,8 +8,9 @@ import queue
 import signal
 import threading
 import time
+import weakref
 from types import FrameType
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 from ding_store.errors import StoreError
 from ding_store.run.last_checkpoint import SAME_S
@@ -23,7 +24,8 @@ ITERATION_S = 8.0
 #: Exit status of a process that has left at the signal, as a shell says it: the work is not complete, so a platform
 #: that wants it done starts another.
 EXIT_CODE = 128 + signal.SIGTERM
-_sessions: List[RunSession] = []
+#: The sessions that leave at the signal, as long as its handler refers to them.
+_sessions: weakref.WeakSet[RunSession] = weakref.WeakSet()
 
 
 def exit_code(code: int) -> int:
@@ -57,7 +59,7 @@ def leave_on_signal(session: RunSession) -> None:
             session.ask_to_leave()
             came.put(number)
 
-    _sessions.append(session)
+    _sessions.add(session)
     threading.Thread(target=_attend, args=(came, session), name='ding_store-leave', daemon=True).start()
     signal.signal(signal.SIGTERM, handle)
 

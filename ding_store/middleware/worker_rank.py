@@ -7,7 +7,8 @@ import random
 import sys
 import time
 import types
-from typing import Any, List, Optional
+from collections import Counter
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from ditk import logging
 from ding_store.checkpoint import CheckpointDir
 from ding_store.config import LearnersConfig
 from ding_store.errors import ConfigError, StoreError
+from ding_store.middleware.ingest_plan import replay_figures
 from ding_store.middleware.learner_ranks import SEED_STEP, write_no_files
 from ding_store.middleware.leave_on_signal import leave_on_signal
 from ding_store.middleware.own_rank import set_own_worker
@@ -69,9 +71,9 @@ def start(rank: int, num: int, has_joined: bool = False) -> WorkerRank:
 class WorkerRank:
     """
     Overview:
-        One worker. It joins the run when its policy acts or trains for the first time. ``ctx.env_step`` counts the
-        steps of all workers from the first update on. A worker that reaches the script's end ends the run for all. One
-        that was asked to leave does not.
+        One worker. It joins the run when its policy acts, makes a row or trains for the first time. ``ctx.env_step``
+        counts the steps of all workers from the first update on. A worker that reaches the script's end ends the run
+        for all. One that was asked to leave does not.
     """
 
     def __init__(self, rank: int, num: int, has_joined: bool = False) -> None:
@@ -101,13 +103,20 @@ class WorkerRank:
         for name in _MODES:
             if hasattr(policy, name):
                 setattr(policy, name, types.MethodType(self._shared_forward(name, getattr(policy, name)), policy))
+        # With ``random_collect_size``, a random policy acts first. It makes its rows with this method.
+        make_row = policy._process_transition
+
+        @functools.wraps(make_row)
+        def begun_first(_: Any, *args: Any, **kwargs: Any) -> Any:
+            self._begin_once()
+            return make_row(*args, **kwargs)
+
+        policy._process_transition = types.MethodType(begun_first, policy)
 
     def _shared_forward(self, name: str, forward: Any) -> Any:
         @functools.wraps(forward)
         def shared(_: Any, *args: Any, **kwargs: Any) -> Any:
-            if not self._has_begun:
-                self._has_begun = True
-                self._begin()
+            self._begin_once()
             if self._session is not None:
                 self._session.show_health()
                 if self._session.leaves_alone:
@@ -117,6 +126,11 @@ class WorkerRank:
             return forward(*args, **kwargs)
 
         return shared
+
+    def _begin_once(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._begin()
 
     def _begin(self) -> None:
         if self._session is None:  # the script uses no part of the store
@@ -130,9 +144,8 @@ class WorkerRank:
         before_stop(self, self._stop)
         ctx: Any = task.ctx
         self._env_step = int(ctx.env_step)
-        session.figures(began_s=time.monotonic(), began_iter=int(ctx.train_iter))
-        if self.rank == 0:
-            self._count_from(session)
+        began_step = self._count_from(session) if self.rank == 0 else self._env_step
+        session.figures(began_s=time.monotonic(), began_step=began_step, began_iter=int(ctx.train_iter))
         sync = (session.config.learners or LearnersConfig()).sync or 'gradients'
         if sync == 'ddp':
             raise ConfigError(
@@ -158,8 +171,10 @@ class WorkerRank:
         config = session.config.checkpoint
         return CheckpointDir(config.path).run if config is not None and not self.rank else None
 
-    def _count_from(self, session: RunSession) -> None:
-        """Go on from the checkpoint that this process resumed, if the server has lost the count."""
+    def _count_from(self, session: RunSession) -> int:
+        """
+        Go on from the checkpoint that this process resumed, if the server has lost the count. Return the steps so far.
+        """
         known = session.store.add(STEPS, 0)
         if known < self._env_step:
             session.store.add(STEPS, self._env_step - known)
@@ -170,6 +185,7 @@ class WorkerRank:
             session.upheld.append(CHECKPOINTS)
         else:
             session.store.delete(CHECKPOINTS)
+        return max(known, self._env_step)
 
     def _end(self, reason: str) -> None:
         task.finish = True
@@ -201,11 +217,19 @@ class WorkerRank:
     def _report_counts(self, ctx: Any) -> None:
         assert self._session is not None
         counts = dict(env_step=self._own_steps, run_env_step=int(ctx.env_step), train_iter=int(ctx.train_iter))
-        self._session.figures(ended_s=time.monotonic(), **counts)
+        self._session.figures(ended_s=time.monotonic(), **counts, **self._replay_figures())
         value, iteration = ctx.last_eval_value, int(ctx.last_eval_iter)
         if self.rank == 0 and iteration >= 0 and iteration != self._last_eval_iter:
             self._last_eval_iter = iteration
             self._session.figures(eval_value=float(value), eval_iter=iteration, eval_step=int(ctx.env_step))
+
+    def _replay_figures(self) -> Dict[str, int]:
+        """Return the sums over all replays of this process. A worker that leaves takes its rows with it."""
+        assert self._session is not None
+        found = Counter(replay_rows=0)
+        for each in self._session.replays:
+            found.update(replay_figures(each))
+        return {name: 0 if self._session.leaves_alone else count for name, count in found.items()}
 
     def _stop(self) -> None:
         """Leave the run before the task stops, and end the run unless this process failed."""

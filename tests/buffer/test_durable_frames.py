@@ -151,7 +151,7 @@ def test_save_during_which_sharing_ends_has_all_rows(tmp_path: Path, monkeypatch
         calls.append(len(rows))
         return write(blocks, rows)
 
-    monkeypatch.setattr(saves, '_FEW_BYTES', 1000)  # so that rows are saved before the lock is taken
+    monkeypatch.setattr(saves, 'FEW_BYTES', 1000)  # so that rows are saved before the lock is taken
     monkeypatch.setattr(ColumnBlocks, '_write_block', write_and_end)
     buffer.save_data(str(tmp_path / 'save'))
     assert len(calls) > 1

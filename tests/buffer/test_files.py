@@ -114,7 +114,7 @@ class VersionedWriter(threading.Thread):
 @pytest.mark.parametrize('few_bytes', [0, 100_000])
 def test_save_during_writes_is_of_one_moment(tmp_path: Path, few_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_blocks, 'BLOCK_BYTES', 40_000)
-    monkeypatch.setattr(saves, '_FEW_BYTES', few_bytes)
+    monkeypatch.setattr(saves, 'FEW_BYTES', few_bytes)
     buffer = StoreBuffer(300)
     writer = VersionedWriter(buffer)
     writer.push(300)
@@ -148,7 +148,7 @@ def test_save_during_a_schema_change_is_whole(tmp_path: Path, monkeypatch: pytes
             buffer.clear()
             buffer.push({'other': torch.ones(3)}, {'a': 1})
 
-    monkeypatch.setattr(saves, '_FEW_BYTES', 0)
+    monkeypatch.setattr(saves, 'FEW_BYTES', 0)
     monkeypatch.setattr(saves.SaveWriter, '_write_rows', change_once)
     buffer.save_data(str(tmp_path / 'save'))
     loaded = StoreBuffer(5)

@@ -312,7 +312,7 @@ def test_sample_overtaken_by_a_load_is_drawn_again(other: torch.Tensor, tmp_path
         save.push({'x': other})
         buffer.push({'x': torch.zeros(3)})
     save.save_data(str(tmp_path / 'save'))
-    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    monkeypatch.setattr(table_reads, 'QUICK_BYTES', -1)
     gather, loaded = WarmOutputs.gather, []
 
     def gather_of_others(outputs: WarmOutputs, columns: Any, slots: np.ndarray, cold: Any) -> Any:

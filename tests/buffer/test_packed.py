@@ -113,7 +113,7 @@ def test_packed_push_on_a_full_disk_changes_nothing(small_disk: Path) -> None:
 
 
 def test_packed_episodes_are_never_torn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    monkeypatch.setattr(table_reads, 'QUICK_BYTES', -1)
     buffer = StoreBuffer(20, path=str(tmp_path))
     for i in range(20):
         buffer.push(episode(i))

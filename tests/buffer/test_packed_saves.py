@@ -41,7 +41,7 @@ def test_packed_save_holds_few_episodes_in_memory(tmp_path: Path, monkeypatch: p
         buffer.push(large(i), {'i': i})
     # With writers waiting, and without.
     for few_bytes in (0, 2 * COUNT * LARGE):
-        monkeypatch.setattr(saves, '_FEW_BYTES', few_bytes)
+        monkeypatch.setattr(saves, 'FEW_BYTES', few_bytes)
         assert peak_bytes(lambda: buffer.save_data(name)) < 5 * LARGE
     other = StoreBuffer(COUNT - 5, path=str(tmp_path / 'other'))
     other.push(large(0))
@@ -105,7 +105,7 @@ def test_packed_save_during_writes_is_of_one_moment(
             what(buffer)
         return read(file, place)
 
-    monkeypatch.setattr(saves, '_FEW_BYTES', 0)
+    monkeypatch.setattr(saves, 'FEW_BYTES', 0)
     monkeypatch.setattr(PacketFile, 'read', read_changed)
     buffer.save_data(str(tmp_path / 'save'))
     assert changed

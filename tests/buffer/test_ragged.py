@@ -305,7 +305,7 @@ def test_ragged_file_stays_small_in_fifo_order() -> None:
 
 
 def test_ragged_rows_are_never_torn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    monkeypatch.setattr(table_reads, 'QUICK_BYTES', -1)
     buffer = filled(20, 20)
     rng = np.random.default_rng(1)
 

@@ -63,12 +63,12 @@ def run_all(*jobs: Callable[[], None]) -> None:
 @pytest.fixture
 def _look_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """However little is read, without the lock."""
-    monkeypatch.setattr(table_reads, '_QUICK_BYTES', -1)
+    monkeypatch.setattr(table_reads, 'QUICK_BYTES', -1)
 
 
 @pytest.mark.parametrize('quick_bytes', [-1, 1 << 30])
 def test_rows_read_during_writes_are_never_torn(quick_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_reads, '_QUICK_BYTES', quick_bytes)
+    monkeypatch.setattr(table_reads, 'QUICK_BYTES', quick_bytes)
     table = Table({'a': (np.dtype(np.int64), (WIDTH,)), 'b': (np.dtype(np.int64), ())}, 24)
     outputs = WarmOutputs(table.columns.specs)
     table.extend(block(0, 24))

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from ding_store.checkpoint import Interval, Saver
 from ding_store.checkpoint.snapshot import Snapshot, optimizers_of, schedules_of
+from ding_store.storage.testing import eventually
 
 
 class Training:
@@ -168,6 +169,18 @@ def test_saver_reuses_its_memory():
         saver.save(training.state(), lambda state: seen.append(state['model']['0.weight'].data_ptr()))
         saver.drain(60)
     assert seen[0] == seen[1]
+
+
+def test_closed_saver_ends_its_thread_and_can_save_again():
+    """The thread holds a copy of the state, for which a notebook with many runs has no room."""
+    before, written = set(threading.enumerate()), []
+    saver = Saver()
+    for number in range(2):
+        saver.save({'model': {'0.weight': torch.zeros(number)}}, written.append)
+        saver.drain(60)
+        saver.close()
+        eventually(lambda: before >= set(threading.enumerate()), 'the thread has ended')
+    assert len(written) == 2
 
 
 def test_saver_failing_to_write_loses_one_checkpoint_only(caplog):

@@ -176,7 +176,7 @@ def test_sigterm_asks_the_session_to_leave(monkeypatch, no_handler):
 
 def test_handler_of_the_script_stays(no_handler):
     pytest.importorskip('ding')
-    from ding_store.middleware.leave_on_signal import leave_on_signal
+    from ding_store.middleware.leave_on_signal import exit_code, leave_on_signal
 
     def own(number, frame):
         pass
@@ -184,3 +184,4 @@ def test_handler_of_the_script_stays(no_handler):
     signal.signal(signal.SIGTERM, own)
     leave_on_signal(Session())
     assert signal.getsignal(signal.SIGTERM) is own
+    assert exit_code(0) == 0  # whatever runs this process has left before

@@ -130,6 +130,7 @@ def test_workers_with_replays_keep_them_with_the_checkpoints(tmp_path):
     with job(gorila(30), tmp_path) as run:
         assert run.wait() == 0, run.text
     assert 'goes on from its checkpoints' in run.text
+    assert 'resuming from' in (tmp_path / '.ding_store/r/logs/worker-0.log').read_text()
 
 
 def test_workers_join_and_leave_a_running_job(tmp_path, redis_server):

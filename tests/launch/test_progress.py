@@ -68,6 +68,33 @@ def test_rates_of_a_learner_without_checkpoint_are_of_its_loop(run):
     assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
 
 
+def test_rates_of_a_run_resumed_on_a_new_server_are_of_its_loop(run):
+    run('collector', 2, began_s=199.0, rows=200, env_step=200)
+    began = dict(began_s=200.0, began_step=400, began_iter=800)
+    figures = run('learner', 0, env_step=600, train_iter=1300, **began, ended_s=210.0, is_resumed=True)
+    cells = summary(figures, 120.0)
+    assert (cells['env steps'], cells['train iterations']) == (600, 1300)
+    assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
+
+
+def test_rates_of_workers_that_resumed_are_of_their_loop(run):
+    run('worker', 0, 'failed', rank=0, env_step=250, run_env_step=480, train_iter=900, began_s=101.0, ended_s=141.0)
+    run('worker', 1, 'failed', rank=1, env_step=230, run_env_step=470, train_iter=880)
+    began = dict(began_s=200.0, began_step=480, began_iter=800)
+    run('worker', 10, rank=0, env_step=90, run_env_step=660, train_iter=1300, **began, ended_s=210.0)
+    figures = run('worker', 11, rank=1, env_step=100, run_env_step=680, train_iter=400)
+    cells = summary(figures, 120.0)
+    assert (cells['env steps'], cells['train iterations']) == (680, 1300)
+    assert (cells['env steps/s'], cells['train iterations/s']) == ('20', '50')
+
+
+def test_replays_of_workers_add_up(run):
+    run('worker', 0, 'alive', rank=0, train_iter=3, replay_rows=30, replay_size=64, replay_bytes=300)
+    figures = run('worker', 1, 'alive', rank=1, train_iter=2, replay_rows=20, replay_size=64, replay_bytes=200)
+    assert 'replay 50 rows' in figures.line()
+    assert (figures.replay_size, figures.replay_bytes) == (128, 500)
+
+
 def test_loop_of_collectors_on_other_hosts_begins_at_learner(run):
     # CLOCK_MONOTONIC counts from a host's boot: times of two hosts differ by days.
     run('collector', 2, boot='b', began_s=9e6, rows=600, env_step=600)

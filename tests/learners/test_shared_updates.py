@@ -2,6 +2,8 @@
 
 import contextlib
 import threading
+import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,13 +11,21 @@ from small_models import largest_difference, wait_until
 
 pytest.importorskip('ding')
 
+import gym  # noqa: E402
+from ding.framework import task  # noqa: E402
+from ding.framework.context import OnlineRLContext  # noqa: E402
+from ding.policy import PolicyFactory  # noqa: E402
 from ding.torch_utils import Adam  # noqa: E402
-from test_shared_policy import ROWS, dqn, parameters, rows  # noqa: E402
+from test_shared_policy import ACTIONS, ROWS, dqn, parameters, rows  # noqa: E402
 
-from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.buffer import StoreBuffer  # noqa: E402
+from ding_store.config import CheckpointConfig, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.learners.optimizer_copy import copy_optimizer, state_of  # noqa: E402
+from ding_store.middleware import replay  # noqa: E402
+from ding_store.middleware.replay import keep_for_run, replay_buffer  # noqa: E402
 from ding_store.middleware.shared_updates import POLICIES, SharedUpdates, staleness_figures  # noqa: E402
+from ding_store.middleware.worker_rank import WorkerRank  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.run.several_learners import goes_at_own_pace  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
@@ -169,6 +179,38 @@ def test_waiting_rank_0_publishes_again_what_others_need():
         assert found != 'nothing'
         for call in session.before_leaving:
             call(False)
+
+
+def test_random_rows_of_a_worker_outlive_rows_of_another_run(tmp_path, monkeypatch):
+    """With ``random_collect_size``, a random policy acts, and makes rows, before the policy of the worker does."""
+    with contextlib.closing(StoreBuffer(32, path=str(tmp_path / 'replay' / 'rank-1-of-2'))) as buffer_:
+        keep_for_run(buffer_, 'another run')
+        buffer_.push({'obs': torch.zeros(2)})
+    with sessions(1, sync='async') as (session,), task.start(async_mode=False, ctx=OnlineRLContext()):
+        first = SharedUpdates(session, 'async', 0, 2)
+        first.begin({'run': 'this run'})
+        assert first.share([dqn()])
+        config = replace(session.config, checkpoint=CheckpointConfig(str(tmp_path)), rank=1, num_learners=2)
+        second, policy = RunSession(config, store=session.store.another()), dqn()
+        worker = WorkerRank(1, 2)
+        worker.use(second)
+        worker.add(policy)
+        monkeypatch.setattr(replay, 'is_first', lambda: False)
+        buffer_ = replay_buffer(second, 64)
+        assert buffer_.count() == 1
+        acting = PolicyFactory.get_random_policy(policy.collect_mode, gym.spaces.Discrete(ACTIONS))
+        for each in rows(1, 0, ROWS):
+            output = acting.forward({0: each['obs']})[0]
+            timestep = types.SimpleNamespace(obs=each['next_obs'], reward=each['reward'], done=each['done'])
+            buffer_.push(acting.process_transition(each['obs'], output, timestep))
+            task.ctx.env_step += 1
+        task.finish = True
+        policy.learn_mode.forward(rows(2, 0, ROWS))
+        assert buffer_.count() == ROWS
+        assert [second.member.figures[name] for name in ('env_step', 'replay_rows', 'replay_size')] == [ROWS, ROWS, 32]
+        for call in session.before_leaving:
+            call(False)
+        buffer_.close()
 
 
 def test_histograms_of_staleness_become_figures():

@@ -80,7 +80,9 @@ def same(one, other):
 
 def run(path, policy, num_iterations=3, finish=False, train=train, **settings):
     """A few iterations of a serial pipeline."""
-    made = checkpointer(session_of(path, interval_s=0.001, **settings), policy)
+    session = session_of(path, interval_s=0.001, **settings)
+    made = checkpointer(session, policy)
+    made.session = session
     ctx = task.ctx
     for _ in range(num_iterations):
         train(policy)
@@ -92,6 +94,12 @@ def run(path, policy, num_iterations=3, finish=False, train=train, **settings):
         task.finish = True
         made(ctx)
     return made
+
+
+def leave(made, failed):
+    """Leave, as the session of this process does at the end of its run."""
+    for call in made.session.before_leaving:
+        call(failed)
 
 
 def test_checkpointer_resumes_what_it_saved(tmp_path):
@@ -234,16 +242,27 @@ def test_task_that_fails_after_it_was_finished_is_resumed(tmp_path, error, faile
     assert (made.directory.run is not None) == failed
 
 
+def test_task_that_finishes_because_its_run_failed_is_resumed(tmp_path):
+    """A worker has no router, and its task finishes when the launcher ends the run after a Ctrl-C."""
+    session = RunSession(session_of(tmp_path).config, lambda: task.finish, MemoryStore())
+    made = checkpointer(session, policy_of())
+    session.finish('interrupted', failed=True)
+    task.ctx.train_iter, task.finish = 3, True
+    made(task.ctx)
+    assert made.directory.run is not None
+    assert made.directory.paths()
+
+
 def test_task_whose_last_state_is_not_on_the_disk_is_resumed(tmp_path, monkeypatch, caplog):
     made = run(tmp_path, policy_of())
     task.ctx.train_iter, task.finish = 4, True
     with monkeypatch.context() as patch:
         patch.setattr(os, 'pwrite', full)
         made(task.ctx)
-        made._leave(failed=False)
+        leave(made, failed=False)
     assert 'iteration 4 is in no checkpoint' in caplog.text
     assert made.directory.run is not None
-    made._leave(failed=False)
+    leave(made, failed=False)
     assert made.directory.run is None
 
 
@@ -279,10 +298,10 @@ def test_last_checkpoint_has_one_deadline_for_all_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(made, '_save', save)
     task.ctx.train_iter, task.finish = 4, True
     made(task.ctx)
-    made._leave(failed=False)
+    leave(made, failed=False)
     assert seen == [600.0, 350.0, 350.0, 100.0]
     now[0] += 250.0
-    made._leave(failed=True)
+    leave(made, failed=True)
     assert seen[4:] == [0.0]
 
 
@@ -521,13 +540,13 @@ def test_iterations_during_a_checkpoint_count_as_its_cost(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoint, 'time', types.SimpleNamespace(perf_counter=lambda: now[0]))
     iterated, figures = made.interval.iterated, {}
     monkeypatch.setattr(made.interval, 'iterated', lambda *args: seen.append(args) or iterated(*args))
-    monkeypatch.setattr(made._session, 'figures', lambda **kwargs: figures.update(kwargs))
+    monkeypatch.setattr(made.session, 'figures', lambda **kwargs: figures.update(kwargs))
     made.interval._usual_s, made._last_s = 1.0, now[0]
 
     def iterate(duration_s, waited_s=0.0, eval_value=None):
         task.ctx = OnlineRLContext()
         now[0] += duration_s
-        made._session.waited_s += waited_s
+        made.session.waited_s += waited_s
         if eval_value is not None:
             task.ctx.eval_value = eval_value
         made(task.ctx)

@@ -149,6 +149,20 @@ def test_model_of_a_learner_that_is_killed_has_each_row_once(tmp_path, serial_ta
             rank.close()
 
 
+@pytest.mark.parametrize('filled', [0, 1, 2])
+def test_killed_learner_keeps_its_partitions_in_step(store, tmp_path, serial_task, filled):
+    """The parts without rows are committed with those that have some, so all partitions go on with the next chunk."""
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for partition, writer in enumerate(writers):
+        writer.write([step(0)] if partition == filled else [], dict(HEADER, env_step=4))
+    rank = Rank(store.another(), tmp_path)
+    assert rank.receive() == 3
+    rank.close()
+    rank = Rank(store, tmp_path)
+    assert [each.num_chunks for each in rank.consumer_offset.all()] == [1, 1, 1]
+    rank.close()
+
+
 def test_replay_of_other_partitions_is_refused(store, tmp_path, serial_task):
     rank = Rank(store, tmp_path)
     for partition in range(3):

@@ -354,7 +354,9 @@ def exchanger(opened, monkeypatch):
         task._roles = {getattr(task.role, role.upper())}
         store = settings.pop('store', None) or opened()
         session = RunSession(StoreConfig(enable=True, wait_warn_s=5, **options), store=store)
-        return make(session, *arguments, **settings)
+        made = make(session, *arguments, **settings)
+        made.session = session
+        return made
 
     return make_one
 
@@ -446,7 +448,7 @@ def test_waiting_sender_publishes_lost_weights_again(exchanger, redis_server, lo
         receiver(context())
         return True if receiver.version > version else None
 
-    session, newer = learner.sender._session, []
+    session, newer = learner.sender.session, []
     assert session.wait_for('experience', collect)
     assert_same(model, late)
 
@@ -475,7 +477,7 @@ def test_weights_except_statistics_have_the_configured_type(exchanger, caplog):
     sender = exchanger(exchangers.model_exchanger, model, role='learner', weights_dtype='float16')
     learner = Learner(sender)
     learner.iterate()
-    arrays = sender._session.store.get(NAME).arrays
+    arrays = sender.session.store.get(NAME).arrays
     assert arrays['head.weight'].dtype == np.float16
     exchanger(exchangers.model_exchanger, copy)(context())
     assert torch.equal(copy.body[1].running_var, model.body[1].running_var)
@@ -509,17 +511,17 @@ def test_versions_of_several_policies_are_separate(exchanger):
     def in_process_of(other, role, name, **settings):
         """A receiver in the same process, whose policy must not be taken for the other's."""
         task._roles = {getattr(task.role, role.upper())}
-        return exchangers.model_exchanger(other._session, Tied(), name=name, **settings)
+        return exchangers.model_exchanger(other.session, Tied(), name=name, **settings)
 
     red = exchanger(exchangers.model_exchanger, Tied(), role='learner', name='red')
     blue = in_process_of(red, 'learner', 'blue')
     learner = Learner(red)
-    red._session.member = Member('l', 'learner', 0)
+    red.session.member = Member('l', 'learner', 0)
     for _ in range(4):
         learner.iterate()
     next(blue(context()))
     other = exchanger(exchangers.model_exchanger, Tied(), name='blue', acting=False)
-    session = other._session
+    session = other.session
     session.member = Member('c', 'collector', 1)
     acts = in_process_of(other, 'collector', 'red')
     for order in ((other, acts), (acts, other)):
@@ -532,7 +534,7 @@ def test_versions_of_several_policies_are_separate(exchanger):
     for _ in range(2):
         learner.iterate()
     for each in (red, other):
-        each._session.member.report(session.store)
+        each.session.member.report(session.store)
     assert 'policy red v7 (lag 2), blue v1 (lag 0) ' in Figures.of(Members(session.store).refresh()).line()
     in_process_of(other, 'collector', 'blue', acting=True)
     with pytest.raises(ConfigError, match="'blue'.*'green'"):
@@ -580,14 +582,14 @@ def test_weights_log_has_versions_and_lag(exchanger, monkeypatch, caplog):
     caplog.set_level('INFO')
     learner = Learner(exchanger(exchangers.model_exchanger, Tied(), role='learner'))
     receiver = exchanger(exchangers.model_exchanger, Tied())
-    receiver._session.member = Member('c', 'collector', 1)
+    receiver.session.member = Member('c', 'collector', 1)
 
     def said():
         return [r.message.partition('policy ')[2] for r in caplog.records if 'ding_store: policy' in r.message]
 
     learner.iterate()
     receiver(context())
-    receiver._session.member.report(receiver._session.store)
+    receiver.session.member.report(receiver.session.store)
     learner.iterate()
     assert said() == ['main v1 (lag 0) at train iteration 0']
     monkeypatch.setattr(exchangers, 'SAY_EVERY_S', 0.0)
@@ -683,7 +685,7 @@ def test_weights_put_by_a_script_are_loaded(exchanger, clock):
     made = exchangers.periodical_model_exchanger
     receiver = exchanger(made, Tied(), 'receive', period=3, delay_toleration=5.0)
     for number in (1, 2):
-        receiver._session.store.put(NAME, *state_to_arrays(Tied(number).state_dict()))
+        receiver.session.store.put(NAME, *state_to_arrays(Tied(number).state_dict()))
         receiver(context())
         assert (receiver.version, number_of(receiver._model)) == (number, number)
         clock.now += 4.0
@@ -696,7 +698,7 @@ def test_wait_for_weights_ends_with_the_run_and_with_its_limit(exchanger, monkey
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 0.0)
     receiver(context())
     monkeypatch.setattr(exchangers, 'MAX_WAIT_S', 1000.0)
-    receiver._session._finish('enough', failed=False)
+    receiver.session.finish_here('enough')
     receiver(context())
     assert receiver.version == 0
 
@@ -726,9 +728,9 @@ def test_weights_copy_is_shared_by_collectors(exchanger):
             assert_same(model, copy)
             assert torch.equal(copy.head(copy.body.eval()(inputs)), model.head(model.body.eval()(inputs)))
     gc.collect()
-    slots = receivers[0]._session.store._values._files
+    slots = receivers[0].session.store._values._files
     assert sum(len(file._slots) for file in slots.values()) == 1
-    assert num_slots_of(learner.sender._session.store, NAME) <= 3  # as many slots as versions in use, and one to write
+    assert num_slots_of(learner.sender.session.store, NAME) <= 3  # as many slots as versions in use, and one to write
 
 
 def test_weights_in_place_end_a_process_that_writes_to_them(exchanger):

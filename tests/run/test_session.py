@@ -508,12 +508,13 @@ def test_learner_failing_after_its_task_finished_has_failed(store, member, monke
     task, seen = pytest.importorskip('ding.framework').task, []
     with contextlib.suppress(OSError, SystemExit), task.start():
         monkeypatch.setattr(task.router, 'node_id', 0)
-        exchanger = SideOfTest(member('learner', finished=lambda: task.finish), 0)
-        exchanger._session.before_leaving.append(seen.append)
+        learner = member('learner', finished=lambda: task.finish)
+        SideOfTest(learner, 0)
+        learner.before_leaving.append(seen.append)
         task.finish = True
         if error:
             raise error
-    exchanger._session.leave()
+    learner.leave()
     assert seen == [failed]
     assert store.get(FINISH).header['failed'] is failed
 

@@ -40,7 +40,7 @@ VERSION, VERSION_OF_FRAMES = 4, 5
 _END = b'ding_store end\n\n'
 
 #: Save the last rows under the write lock when they take at most this many bytes, or after this many rounds.
-_FEW_BYTES = 32 << 20
+FEW_BYTES = 32 << 20
 _ROUNDS = 4
 
 Metas = List[Tuple[int, Dict[Any, Any]]]
@@ -96,7 +96,7 @@ class SaveWriter:
             self._begin(start)
             for _ in range(_ROUNDS):
                 rows = self._unsaved(changed)
-                if self._blocks.num_bytes(rows) <= _FEW_BYTES:
+                if self._blocks.num_bytes(rows) <= FEW_BYTES:
                     break
                 self._write_rows(rows)
             with self._table.write_lock:

@@ -17,7 +17,7 @@ Choose = Callable[[RowIndex], Array]
 #: Number of attempts of a read that races with writers. The next attempt blocks the writers.
 _OPTIMISTIC_READS = 3
 #: Up to this size, about 20 us, a copy happens under the index lock. This costs writers less than a second look.
-_QUICK_BYTES = 1 << 18
+QUICK_BYTES = 1 << 18
 
 
 class ConsistentReads:
@@ -46,7 +46,7 @@ class ConsistentReads:
             with index.lock:
                 slots, numbers = choose(index), index.row_of_slot
                 rows, num_updates = numbers.take(slots, mode='clip'), self.num_updates
-                if is_all and len(slots) * columns.row_bytes <= _QUICK_BYTES:
+                if is_all and len(slots) * columns.row_bytes <= QUICK_BYTES:
                     # A thread that changes or removes a live row holds this lock.
                     return rows, copy(slots)
             try:
