@@ -39,7 +39,6 @@ from ding_store.middleware.partitions import (
     num_learners_in,
     own_partitions,
     progress_name_of,
-    stream_of,
 )
 from ding_store.power_cuts import sync_directory
 from ding_store.run.claim import claim_run
@@ -53,6 +52,7 @@ from ding_store.run.several_learners import (
     num_learners_of,
     num_partitions_of,
     replay_of,
+    stream_of,
 )
 from ding_store.storage.base import Entry
 from ding_store.storage.exactly_once.reader import Reader

@@ -27,7 +27,6 @@ from ding_store.middleware.recorder import RecorderProcess
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
-from ding_store.run.recording import check_one_partition
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import best_effort
 from ding_store.storage.base import Entry, EntryId
@@ -69,8 +68,6 @@ class LearnerExchanger(Exchanger):
         rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
         num_partitions = session.num_partitions
         learner_ranks.check_settings(session.config, num_partitions)
-        if session.config.record is not None:
-            check_one_partition(num, num_partitions)
         session.claim_part(
             f'{LEARNER_READER}-{rank}' if rank else LEARNER_READER,
             'are the learner',
@@ -103,6 +100,9 @@ class LearnerExchanger(Exchanger):
                     'server, and a lost server ends the learner. Set buffer_path to a directory of this host, and keep '
                     'the checkpoints where they are.'
                 )
+        if self._session.config.record is not None and is_first:
+            # Other ranks read, and acknowledge, only after rank 0 has begun with them.
+            self._recording = RecorderProcess(self._session, self._session.config.record)
         if self._rank is not None:
             run = self._rank.begin(self._session, ctx, {'run': run}).get('run')
         if path is not None and plan.replay is not None:
@@ -117,8 +117,6 @@ class LearnerExchanger(Exchanger):
                 self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
-        if self._session.config.record is not None:  # before this learner acks anything
-            self._recording = RecorderProcess(self._session, self._session.config.record)
         for feed in self.feeds.values():
             feed.open(
                 on_corrupt=self._session.config.on_corrupt,

@@ -24,7 +24,6 @@ from ding_store.middleware.partitions import (  # noqa: E402
     check_replay_path,
     own_partitions,
     progress_name_of,
-    stream_of,
 )
 from ding_store.run.several_learners import (  # noqa: E402
     PARTITIONS,
@@ -33,6 +32,7 @@ from ding_store.run.several_learners import (  # noqa: E402
     num_learners_of,
     num_partitions_of,
     replay_of,
+    stream_of,
 )
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402

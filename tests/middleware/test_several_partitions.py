@@ -18,9 +18,8 @@ from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
 from ding_store.middleware.feed import Feed  # noqa: E402
 from ding_store.middleware.learner_ranks import check_settings  # noqa: E402
-from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of, stream_of  # noqa: E402
-from ding_store.run.recording import check_one_partition  # noqa: E402
-from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of  # noqa: E402
+from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of  # noqa: E402
+from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of, stream_of  # noqa: E402
 from ding_store.run.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
@@ -179,5 +178,3 @@ def test_settings_that_need_one_partition_are_refused():
         config_of(2, 5)
     with pytest.raises(ConfigError, match=r'samples_per_insert \(4\) does not work with several partitions yet'):
         check_settings(StoreConfig(samples_per_insert=4.0, error_buffer=64.0), 6)
-    with pytest.raises(ConfigError, match='a run with 6 partitions cannot be recorded yet'):
-        check_one_partition(1, 6)
