@@ -46,7 +46,8 @@ class LearnerExchanger(Exchanger):
         If only a pusher follows, columns of trajectories go into its buffer as they are. Otherwise chunks become
         ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
         A collector sends a part of each chunk to every partition. A learner with several partitions takes one part from
-        each of them where it says "chunk" here.
+        each of them where it says "chunk" here. After one of them lost a part, it takes the same part of the others
+        together with the next one. So no partition, and no learner, stays behind.
         While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
         With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
     Attributes:
@@ -216,7 +217,11 @@ class LearnerExchanger(Exchanger):
             for feed in self.feeds.values():
                 if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
                     return None
-        return [entry for feed in self.feeds.values() for entry in feed.read_ahead.take(max_entries, 0.0)]
+        most = max(self._num_passed(), 0 if self._rank is None else self._rank.most_passed)
+        taken = []
+        for feed in self.feeds.values():
+            taken += feed.read_ahead.take(max_entries + most - feed.offset.num_passed, 0.0)
+        return taken
 
     def _is_away(self) -> bool:
         is_away = any(map(self._session.store.is_away_for, self.feeds))
@@ -277,6 +282,9 @@ class LearnerExchanger(Exchanger):
         offsets = self.consumer_offset.all()
         return max(each.env_step for each in offsets), max(each.env_episode for each in offsets)
 
+    def _num_passed(self) -> int:
+        return max(each.num_passed for each in self.consumer_offset.all())
+
     def _num_rows(self) -> int:
         return sum(each.num_rows for each in self.consumer_offset.all())
 
@@ -289,6 +297,7 @@ class LearnerExchanger(Exchanger):
         # they agree on the largest count before each round of updates.
         self._rank.env_step += steps
         self._rank.env_episode += episodes
+        self._rank.num_passed = self._num_passed()
         ctx.env_step = max(ctx.env_step, self._rank.env_step)
         ctx.env_episode = max(ctx.env_episode, self._rank.env_episode)
 

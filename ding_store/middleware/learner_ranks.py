@@ -105,6 +105,8 @@ class LearnerRank:
         want to end? So every rank makes the same updates, and the same iteration is the last one of all.
     Attributes:
         - env_step, env_episode (:obj:`int`): What this rank has read so far. The exchanger sets them.
+        - num_passed (:obj:`int`): Chunks that this rank has passed, see ``ConsumerOffset``. The exchanger sets it.
+        - most_passed (:obj:`int`): The largest ``num_passed`` of all ranks, at the last agreement.
         - is_over (:obj:`bool`): True once the ranks have agreed on the end. No rank sends a message after that.
         - num_updates (:obj:`int`): Number of common updates.
         - saved_iter (:obj:`int`): The train iteration of the last checkpoint that rank 0 has begun.
@@ -113,7 +115,7 @@ class LearnerRank:
 
     def __init__(self, group: LearnerGroup) -> None:
         self.group = group
-        self.env_step = self.env_episode = self.num_updates = 0
+        self.env_step = self.env_episode = self.num_updates = self.num_passed = self.most_passed = 0
         self.saved_iter = -1
         self.states: Optional[RankStates] = None
         self.is_over = False
@@ -267,13 +269,15 @@ class LearnerRank:
         is_ending = bool(task.finish or self._session.finished)
         counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1, num_updates]
         mine = [*map(float, counts), float(self._digest()), self._smallest_share, float(self.saved_iter)]
-        rounds, can, ending, steps, episodes, rows, updates, digests, shares, saved = self.group.gather(mine).T
+        mine.append(float(self.num_passed))
+        rounds, can, ending, steps, episodes, rows, updates, digests, shares, saved, passed = self.group.gather(mine).T
         self._check_equal(rounds, digests)
         if int(saved.max()) > self.saved_iter:
             self.saved_iter = int(saved.max())
             if self.states is not None:
                 self.states.write()
         self._weigh_over_ranks(shares)
+        self.most_passed = int(passed.max())
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))
         if ending.any():

@@ -41,15 +41,16 @@ def skip_without_data(rank):
     policy, ctx, updates = dqn(), context(), []
     for number in range(4):
         rank.env_step = 10 * number + rank.rank
+        rank.num_passed = number + 5 * rank.rank
         has_data = number != 1 or rank.rank == 0
         if rank.agree(ctx, can_train=has_data):
             policy.learn_mode.forward(batch('dqn', number))
             updates.append(number)
-    return updates, ctx.env_step
+    return updates, ctx.env_step, rank.most_passed
 
 
 def test_ranks_train_only_when_all_have_data():
-    assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31)] * 2
+    assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31, 8)] * 2
 
 
 def learner_with_replay(num_updates, sampler=None):

@@ -16,7 +16,7 @@ from ding_store.config import LearnersConfig, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
-from ding_store.middleware.feed import Feed  # noqa: E402
+from ding_store.middleware.feed import LEARNER_READER, Feed  # noqa: E402
 from ding_store.middleware.learner_ranks import check_settings  # noqa: E402
 from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of  # noqa: E402
 from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of, stream_of  # noqa: E402
@@ -76,6 +76,14 @@ class Rank(Exchanger):
         self._session.wait_for = lambda what, attempt, *_: attempt(timeout_s)
         return super().receive(self.ctx)
 
+    def agree_with(self, most_passed):
+        """Be one of several learners that have agreed."""
+        self._rank = SimpleNamespace(most_passed=most_passed, num_passed=0, env_step=0, env_episode=0)
+
+    @property
+    def num_passed(self):
+        return self._rank.num_passed
+
     def close(self):
         for feed in self.feeds.values():
             feed.read_ahead.wake()
@@ -112,6 +120,47 @@ def test_iteration_takes_one_part_of_every_partition(store, tmp_path, serial_tas
     assert rank.figures['rows'] == 2
     assert rank.figures['chunks'] == 1
     assert all(store.get(progress_name_of(i, NUM)).header['ingested'][1] == 1 for i in range(3))
+
+
+def write_after_a_loss(store):
+    """Append three chunks to three partitions, of which partition 0 loses the first."""
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    store.register(stream_of(0, NUM), LEARNER_READER)
+    for number in range(3):
+        ids = [each.write([step(10 * number + i)], dict(HEADER, env_step=8)) for i, each in enumerate(writers)]
+        if number == 0:
+            store.ack(stream_of(0, NUM), LEARNER_READER, ids[0])  # without having read it
+    return writers
+
+
+def test_partitions_are_not_behind_one_that_lost_a_chunk(store, tmp_path, serial_task):
+    writers = write_after_a_loss(store)
+    rank = Rank(store, tmp_path)
+    assert rank.receive() == 3
+    rank.send()
+    rank.close()
+    rank = Rank(store, tmp_path)  # the count of what was lost is committed with the rows
+    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [1, 2, 2], 'all parts are read')
+    assert rank.receive() == 5
+    assert rank.times() == [1, 2, 10, 11, 12, 20, 21, 22]
+    rank.send()
+    for partition, writer in enumerate(writers):
+        writer.write([step(30 + partition)], dict(HEADER, env_step=8))
+    assert rank.receive() == 3
+    assert rank.figures['chunks'] == 3
+    rank.close()
+
+
+def test_learner_is_not_behind_another_that_lost_a_chunk(store, tmp_path, serial_task):
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number in range(6):
+        writers[number % 3].write([step(number)], dict(HEADER, env_step=8))
+    rank = Rank(store, tmp_path)
+    rank.agree_with(most_passed=2)
+    eventually(lambda: all(len(feed.read_ahead) == 2 for feed in rank.feeds.values()), 'six parts are read')
+    assert rank.receive() == 6
+    assert rank.num_passed == 2
+    rank.close()
 
 
 def test_model_of_a_learner_that_is_killed_has_each_row_once(tmp_path, serial_task):
