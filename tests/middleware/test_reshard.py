@@ -95,7 +95,7 @@ class StoppedRun:
 
     def check(self, num, partitions=None):
         """Check that all rows are there once, in tables or unread, and that the counts have not changed."""
-        seen, notes, steps, place_of = [], [], [], {}
+        seen, notes, steps, place_of, num_entries = [], [], [], {}, set()
         partitions = partitions or num
         with open_store(self.url, self.run) as store:
             assert num_learners_of(store) == num
@@ -122,11 +122,13 @@ class StoppedRun:
                 for partition, offset in zip(own_partitions(rank, num, partitions), offsets):
                     reader = Reader(store, stream_of(partition, partitions), 'learner', marks=offset['marks'])
                     entries = reader.read(64)
+                    num_entries.add(len(entries))
                     times += [int(number) for each in entries if each.header['rows'] for number in each.arrays['time']]
                     steps.append(offset['env_step'] + sum(each.header['env_step'] for each in entries))
                 seen += times
         assert sorted(seen) == list(range(self.num_rows))
         assert steps == [14] * partitions
+        assert len(num_entries) == 1, 'learners take one entry of each partition at a time'
         rows = [offset['rows'] for note in notes for offset in offsets_in(note)]
         assert sum(rows) == self.num_rows // (ROWS + UNREAD) * ROWS
 
