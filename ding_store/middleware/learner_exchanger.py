@@ -18,7 +18,7 @@ from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.feed import LEARNER_READER, Feed
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
+from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead, SharedRatio
 from ding_store.middleware.learner_ranks import LearnerRank
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, own_partitions
@@ -68,7 +68,7 @@ class LearnerExchanger(Exchanger):
         self._rank = own_rank()
         rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
         num_partitions = session.num_partitions
-        learner_ranks.check_settings(session.config, num_partitions)
+        learner_ranks.check_settings(session.config)
         session.claim_part(
             f'{LEARNER_READER}-{rank}' if rank else LEARNER_READER,
             'are the learner',
@@ -149,8 +149,9 @@ class LearnerExchanger(Exchanger):
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
-            (feed,) = self.feeds.values()
-            self._ratio_read_ahead = RatioReadAhead(feed.read_ahead, ratio)
+            self._ratio_read_ahead = RatioReadAhead(lambda timeout_s: self._take_chunk(1, timeout_s), ratio)
+            if self._rank is not None and isinstance(ratio, SharedRatio):
+                self._rank.ratio = ratio
 
     def _start_records(self) -> None:
         settings = {name: getattr(self._session.config, name) for name in SETTINGS}
@@ -212,11 +213,14 @@ class LearnerExchanger(Exchanger):
             is_away = self._is_away()
         if self._ratio_read_ahead is not None:
             return self._ratio_read_ahead.take(timeout_s)
-        if not (is_away and self._may_go_on):
-            deadline = time.monotonic() + timeout_s
-            for feed in self.feeds.values():
-                if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
-                    return None
+        return self._take_chunk(max_entries, timeout_s, must_wait=not (is_away and self._may_go_on))
+
+    def _take_chunk(self, max_entries: int, timeout_s: float, must_wait: bool = True) -> Optional[List[Entry]]:
+        """Take up to ``max_entries`` of each partition once each has one, or return None if that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        for feed in self.feeds.values() if must_wait else ():
+            if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
+                return None
         most = max(self._num_passed(), 0 if self._rank is None else self._rank.most_passed)
         taken = []
         for feed in self.feeds.values():

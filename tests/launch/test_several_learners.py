@@ -65,10 +65,14 @@ def test_two_learners_share_experience_that_is_recorded(tmp_path):
         assert np.array_equal(steps['obs'][1:], steps['next_obs'][:-1])
 
 
+GROWTH = 'replay_growth={"start": 400, "env_steps": 800}'
+
+
 @pytest.mark.long
-def test_learners_without_a_ratio_share_the_experience(tmp_path):
-    growth = 'replay_growth={"start": 400, "env_steps": 800}'
-    with job(several(tmp_path, '--set', 'train_ratio=free', '--set', growth, iterations=400), tmp_path) as run:
+@pytest.mark.parametrize('settings', [('train_ratio=free', GROWTH), ('samples_per_insert=40', 'error_buffer=640')])
+def test_learners_with_another_ratio_share_the_experience(tmp_path, settings):
+    options = [word for each in settings for word in ('--set', each)]
+    with job(several(tmp_path, *options, iterations=400), tmp_path) as run:
         assert run.wait() == 0, run.text
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text

@@ -17,7 +17,6 @@ from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
 from ding_store.middleware.feed import LEARNER_READER, Feed  # noqa: E402
-from ding_store.middleware.learner_ranks import check_settings  # noqa: E402
 from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of  # noqa: E402
 from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of, stream_of  # noqa: E402
 from ding_store.run.time_spent import TimeSpent  # noqa: E402
@@ -222,8 +221,6 @@ def test_number_of_partitions_is_the_same_in_all_processes(store):
             decide_num_partitions(store, config)
 
 
-def test_settings_that_need_one_partition_are_refused():
+def test_number_of_partitions_that_cannot_be_split_is_refused():
     with pytest.raises(ConfigError, match=r'partitions \(5\) must be a multiple of the number of learners \(2\)'):
         config_of(2, 5)
-    with pytest.raises(ConfigError, match=r'samples_per_insert \(4\) does not work with several partitions yet'):
-        check_settings(StoreConfig(samples_per_insert=4.0, error_buffer=64.0), 6)
