@@ -46,8 +46,8 @@ class ConsumerOffset:
         - num_epochs (:obj:`int`): Number of epochs of the stream that entries were taken from.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the newest version that collected an entry.
         - cursor (:obj:`Optional[EntryId]`): The last entry taken.
-        - num_passed (:obj:`int`): Chunks up to the last ones taken, lost ones included. Partitions that are equally far
-            have the same number, because a collector numbers the parts of a chunk alike in all of them.
+        - num_passed (:obj:`int`): Chunks that were taken, or lost between two that were taken. Partitions that are
+            equally far have the same number, because a collector numbers the parts of a chunk alike in all of them.
         - num_rows, num_chunks, env_step, env_episode (:obj:`int`): Totals, earlier learner processes included.
         - is_resumed (:obj:`bool`): True if the counts continue those of an earlier learner process.
     """
@@ -140,7 +140,8 @@ class ConsumerOffset:
             self.runs[entry.writer] = 1 - self.num_epochs
         if entry.sequence > self.marks.get(entry.writer, 0) + 1:
             self.runs[entry.writer] = entry.sequence
-        self.num_passed += entry.sequence - self.marks.get(entry.writer, 0)
+        # What an unknown writer sent before may have been there for only some of the partitions.
+        self.num_passed += entry.sequence - self.marks.get(entry.writer, entry.sequence - 1)
         self.marks[entry.writer] = entry.sequence
         self.num_chunks += 1
         for name, key in (('num_rows', 'rows'), ('env_step', 'env_step'), ('env_episode', 'env_episode')):

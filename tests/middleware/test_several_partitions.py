@@ -121,32 +121,56 @@ def test_iteration_takes_one_part_of_every_partition(store, tmp_path, serial_tas
     assert all(store.get(progress_name_of(i, NUM)).header['ingested'][1] == 1 for i in range(3))
 
 
-def write_after_a_loss(store):
-    """Append three chunks to three partitions, of which partition 0 loses the first."""
-    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
-    store.register(stream_of(0, NUM), LEARNER_READER)
-    for number in range(3):
-        ids = [each.write([step(10 * number + i)], dict(HEADER, env_step=8)) for i, each in enumerate(writers)]
-        if number == 0:
-            store.ack(stream_of(0, NUM), LEARNER_READER, ids[0])  # without having read it
-    return writers
+def write(store, writers, number, lost_in=None):
+    """Append a part of a chunk to each partition. One of them may lose it unread."""
+    for partition, writer in enumerate(writers):
+        place = writer.write([step(10 * number + partition)], dict(HEADER, env_step=8))
+        if partition == lost_in:
+            store.ack(stream_of(partition, NUM), LEARNER_READER, place)
 
 
 def test_partitions_are_not_behind_one_that_lost_a_chunk(store, tmp_path, serial_task):
-    writers = write_after_a_loss(store)
-    rank = Rank(store, tmp_path)
-    assert rank.receive() == 3
-    rank.send()
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    rank, taken = Rank(store, tmp_path), []
+
+    def iterate(lens):
+        eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == lens, 'all parts are read')
+        taken.append(rank.receive())
+        rank.send()
+
+    write(store, writers, 0)
+    iterate([1, 1, 1])
     rank.close()
-    rank = Rank(store, tmp_path)  # the count of what was lost is committed with the rows
-    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [1, 2, 2], 'all parts are read')
-    assert rank.receive() == 5
-    assert rank.times() == [1, 2, 10, 11, 12, 20, 21, 22]
-    rank.send()
-    for partition, writer in enumerate(writers):
-        writer.write([step(30 + partition)], dict(HEADER, env_step=8))
-    assert rank.receive() == 3
-    assert rank.figures['chunks'] == 3
+    write(store, writers, 1, lost_in=0)
+    write(store, writers, 2)
+    rank = Rank(store, tmp_path)
+    iterate([1, 2, 2])
+    rank.close()
+    rank = Rank(store, tmp_path)  # what was lost is committed with the rows
+    write(store, writers, 3)
+    iterate([1, 2, 2])
+    write(store, writers, 4)
+    iterate([1, 1, 1])
+    assert taken == [3, 3, 5, 3]
+    assert rank.times() == [10 * number + i for number in range(5) for i in range(3) if (number, i) != (1, 0)]
+    rank.close()
+
+
+def test_partition_with_an_old_collector_is_not_ahead(store, tmp_path, serial_task):
+    """A learner without a position finds the last chunk of a collector that has left, in one partition alone."""
+    with store.another() as old:
+        writer = ChunkWriter(old, stream_of(0, NUM))
+        store.register(stream_of(0, NUM), LEARNER_READER)
+        for number in range(20):
+            place = writer.write([step(100 + number)], HEADER)
+            if number == 18:
+                store.ack(stream_of(0, NUM), LEARNER_READER, place)
+    rank = Rank(store, tmp_path)
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number in range(3):
+        write(store, writers, number)
+    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [4, 3, 3], 'all parts are read')
+    assert [rank.receive() for _ in range(3)] == [3, 3, 3]
     rank.close()
 
 
