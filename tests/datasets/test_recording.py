@@ -135,9 +135,9 @@ def test_partitions_are_recorded_once_by_a_recorder_that_is_killed(tmp_path, kee
                 collectors.collect(rng.randrange(2), rng.randrange(1, 8))
             elif rng.random() < 0.7:
                 take(made, rng.randrange(1, 4), 0.05)
-                if rng.random() < 0.5:
-                    made._writer.flush()
             else:
+                if rng.random() < 0.7:
+                    made._writer.flush()  # committed, and not acknowledged
                 kill(made)
                 made = recorder(store, tmp_path / 'set', num_partitions=3)
         rest(made)
