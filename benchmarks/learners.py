@@ -36,8 +36,9 @@ from ding_store.learners.data_parallel_gradients import GradientAverage
 from ding_store.middleware import learner_ranks
 from ding_store.middleware.batch_policies import takes_batch
 from ding_store.middleware.chunks import ChunkWriter
-from ding_store.middleware.partitions import Partitioner, stream_of
+from ding_store.middleware.partitions import Partitioner
 from ding_store.middleware.replay import OffPolicyLearner
+from ding_store.run.several_learners import stream_of
 from ding_store.run.time_spent import TimeSpent
 from ding_store.storage import open_store
 

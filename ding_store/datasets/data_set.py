@@ -213,7 +213,10 @@ class DataSet:
         return Epochs(self, order, prefetch, num_epochs, start)
 
     def metas(self, rows: Union[Sequence[int], Array]) -> List[Dict[str, int]]:
-        """Return the meta of each row, such as ``{'policy_version': 3}``."""
+        """
+        Return the meta of each row, such as ``{'policy_version': 3}``. If several partitions had the steps of an
+        episode, ``piece`` is the number of the first step in this row's piece of it.
+        """
         commits = [commit for segment in self.segments for commit in segment.log.commits]
         runs = [run for commit in commits for run in commit.metas]
         ends = np.cumsum([count for count, _ in runs])

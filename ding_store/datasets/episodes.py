@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Tuple
 
 import numpy as np
 
 from ding_store.buffer.array_types import Array
 from ding_store.datasets.data_set import DataSet
+from ding_store.datasets.segment_log import PIECE
 
 #: Leaves that DI-engine's collectors set, or that an import adds.
 EPISODE, REWARD, DONE, DISCOUNT = 'env_data_id', 'reward', 'done', 'value_gamma'
@@ -42,7 +43,8 @@ def episodes_of(data_set: DataSet) -> Episodes:
     """
     Overview:
         Find the episodes by ``env_data_id``, which is the same in all steps of one. Without this leaf, an episode ends
-        where ``done`` is true. This reads the data set once.
+        where ``done`` is true. Pieces of an episode, see ``PIECE``, are joined. Where one is missing, another episode
+        begins. This reads the data set once.
     """
     parts: Dict[str, List[Array]] = {name: [] for name in (EPISODE, DONE, REWARD)}
     # Rows of n-step returns have the rewards of their n steps, and ``done`` of the last of them.
@@ -61,11 +63,13 @@ def episodes_of(data_set: DataSet) -> Episodes:
         ids = columns[EPISODE].astype(np.int64)
     else:
         ids = np.concatenate([[0], np.cumsum(done)[:-1]]) if num_rows else np.empty(0, np.int64)
-    keys = np.rec.fromarrays([recording, ids]) if num_rows else np.empty(0, np.int64)
+    places, is_piece = _places_of(data_set)
+    breaks = _breaks(recording, ids, places, is_piece)
+    keys = np.rec.fromarrays([recording, ids, breaks]) if num_rows else np.empty(0, np.int64)
     _, firsts, numbers = np.unique(keys, return_index=True, return_inverse=True)
     ranks = np.argsort(np.argsort(firsts, kind='stable'), kind='stable')  # in the order in which episodes began
     numbers = ranks[numbers.reshape(-1)] if num_rows else numbers
-    order = np.argsort(numbers, kind='stable')
+    order = np.lexsort((places, numbers))
     lengths = np.bincount(numbers, minlength=len(firsts)) if num_rows else np.empty(0, np.int64)
     starts = np.cumsum(lengths) - lengths
     is_whole = done[order][starts + lengths - 1] if num_rows else np.empty(0, bool)
@@ -73,6 +77,30 @@ def episodes_of(data_set: DataSet) -> Episodes:
     if REWARD in columns and num_rows:
         returns = np.bincount(numbers, weights=columns[REWARD].astype(np.float64), minlength=len(firsts))
     return Episodes(order, starts, lengths, is_whole, returns)
+
+
+def _places_of(data_set: DataSet) -> Tuple[Array, Array]:
+    """Return numbers by which the rows of an episode are in order, and which of them are those of steps of pieces."""
+    places, is_piece = np.arange(len(data_set)), np.zeros(len(data_set), bool)
+    row = 0
+    for commit in (commit for segment in data_set.segments for commit in segment.log.commits):
+        end = row
+        for count, meta in commit.metas:
+            if PIECE in meta:
+                places[end : end + count] = np.arange(meta[PIECE], meta[PIECE] + count)
+                is_piece[end : end + count] = True
+            end += count
+        row += commit.num_rows
+    return places, is_piece
+
+
+def _breaks(recording: Array, ids: Array, places: Array, is_piece: Array) -> Array:
+    """Return a number for each row, which is another one behind each place where steps of an episode are missing."""
+    found: Array = np.zeros(len(ids), np.int64)
+    if is_piece.any():
+        order = np.lexsort((places, ids, recording))
+        found[order[1:]] = np.cumsum(is_piece[order[1:]] & (np.diff(places[order]) != 1))
+    return found
 
 
 def summary_of(data_set: DataSet) -> Dict[str, Any]:

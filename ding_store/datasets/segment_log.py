@@ -20,6 +20,9 @@ from ding_store.errors import CorruptPayload
 
 #: The meta of a run of rows, such as the version of the policy that collected them.
 Meta = Mapping[str, int]
+#: Key of the meta of a piece of an episode: the number of the piece's first step. The steps of such an episode follow
+#: each other by these numbers, in any order of rows.
+PIECE = 'piece'
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from types import TracebackType
-from typing import Any, Collection, Dict, List, Mapping, Optional, Tuple, Type
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Type
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.columns import Schema
 from ding_store.datasets.layout import Layout
-from ding_store.datasets.segment_log import Commit, SegmentLog, create_log, line, read_log
+from ding_store.datasets.segment_log import PIECE, Commit, SegmentLog, create_log, line, read_log
 from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, SchemaMismatch, TableLocked
 from ding_store.free_space import format_bytes, free_space
 from ding_store.power_cuts import sync_directory
@@ -104,6 +104,7 @@ class DataSetWriter:
         narrowed: Collection[str] = (),
         meta: Optional[Mapping[str, int]] = None,
         state: Optional[Dict[str, Any]] = None,
+        metas: Optional[Sequence[Tuple[int, Mapping[str, int]]]] = None,
     ) -> None:
         """
         Overview:
@@ -113,6 +114,7 @@ class DataSetWriter:
             - narrowed (:obj:`Collection[str]`): Columns of float32 values k/255 that are passed as the bytes k.
             - meta (:obj:`Optional[Mapping]`): The meta of these rows, such as ``{'policy_version': 3}``.
             - state (:obj:`Optional[dict]`): JSON-able, committed with the rows. A later writer finds it in ``state``.
+            - metas (:obj:`Optional[Sequence]`): In place of ``meta``: (number of rows, their meta) of each run.
         Raises:
             - SchemaMismatch: The columns are not those of the schema, or a leaf varies in its first dimension.
         """
@@ -129,7 +131,8 @@ class DataSetWriter:
         assert self._layout is not None
         self._pending.append(self._layout.encode(columns, num_rows, narrowed))
         self._pending_bytes += self._pending[-1].nbytes
-        self._note_meta(num_rows, dict(meta or {}))
+        for count, each in [(num_rows, meta or {})] if metas is None else metas:
+            self._note_meta(count, dict(each))
         self.note(state)
 
     def append_elements(self, elements: List[Any], meta: Optional[Mapping[str, int]] = None) -> None:
@@ -217,7 +220,7 @@ class DataSetWriter:
         return self._segment_rows * self._layout.row_bytes + self._pending_bytes >= self._segment_bytes
 
     def _note_meta(self, num_rows: int, meta: Dict[str, int]) -> None:
-        if self._metas and self._metas[-1][1] == meta:
+        if self._metas and self._metas[-1][1] == meta and PIECE not in meta:
             self._metas[-1] = (self._metas[-1][0] + num_rows, meta)
         else:
             self._metas.append((num_rows, meta))

@@ -39,7 +39,6 @@ from ding_store.middleware.partitions import (
     num_learners_in,
     own_partitions,
     progress_name_of,
-    stream_of,
 )
 from ding_store.power_cuts import sync_directory
 from ding_store.run.claim import claim_run
@@ -53,6 +52,7 @@ from ding_store.run.several_learners import (
     num_learners_of,
     num_partitions_of,
     replay_of,
+    stream_of,
 )
 from ding_store.storage.base import Entry
 from ding_store.storage.exactly_once.reader import Reader
@@ -274,6 +274,10 @@ class _Reshard:
                 progress = progress_name_of(partition, several)
                 store.delete(progress)
                 store.delete(coarse(progress))
+        saved = [_saved_names(self._in_work('entries'), partition) for partition in range(num)]
+        # Learners take one entry of each partition at a time, so all partitions get equally many. The first one has
+        # the counts.
+        num_entries = max([any((plan['more_steps'], plan['more_episodes'])), *map(len, saved)])
         for partition in range(num):
             stream = stream_of(partition, num)
             # A stream without a reader would let its entries go.
@@ -282,10 +286,10 @@ class _Reshard:
             for header, arrays in _saved(self._in_work('entries'), partition):
                 store.append(stream, {**header, **counts}, arrays, timeout_s=_APPEND_S)
                 counts = dict(env_step=0, env_episode=0)
-            if any(counts.values()):
-                ChunkWriter(store, stream).write(
-                    [], dict(kind='trajectories', end_idx=[], **counts), timeout_s=_APPEND_S
-                )
+            for _ in range(num_entries - len(saved[partition])):
+                header = dict(kind='trajectories', end_idx=[], **counts)
+                ChunkWriter(store, stream).write([], header, timeout_s=_APPEND_S)
+                counts = dict(env_step=0, env_episode=0)
         store.delete(LEARNERS)
         decide_num_learners(store, self._num, started=self._num)
         self._decide_partitions()
@@ -390,10 +394,15 @@ def _save(entry: Entry, directory: str, partition: int, number: int) -> None:
         os.fsync(file.fileno())
 
 
+def _saved_names(directory: str, partition: int) -> List[str]:
+    """Return the names of the files of a partition's entries, in order."""
+    path = os.path.join(directory, str(partition))
+    return sorted(os.listdir(path)) if os.path.isdir(path) else []
+
+
 def _saved(directory: str, partition: int) -> Iterator[Any]:
     """Yield header and arrays of each entry that was saved for a partition."""
-    path = os.path.join(directory, str(partition))
-    for name in sorted(os.listdir(path)) if os.path.isdir(path) else ():
-        with np.load(os.path.join(path, name), allow_pickle=False) as file:
+    for name in _saved_names(directory, partition):
+        with np.load(os.path.join(directory, str(partition), name), allow_pickle=False) as file:
             header = json.loads(file['header'].tobytes())
             yield header, {key[len('array:') :]: file[key] for key in file.files if key != 'header'}

@@ -16,6 +16,7 @@ from ding_store.columns.merge import VaryingLength
 from ding_store.columns.ragged import ALL, Names
 from ding_store.errors import ConfigError, SchemaMismatch, VersionConflict
 from ding_store.middleware.consumer_offset import ENV_ID
+from ding_store.middleware.partitions import PIECES
 from ding_store.middleware.pickled_chunks import add_offsets, is_pickled, pickled, unpickled, what_is_wrong
 from ding_store.middleware.ragged_chunks import check_items, lengths_in, ragged_columns, with_items
 from ding_store.middleware.shared_frames import SHARED, FrameSharing, referenced_columns, shared_in
@@ -324,6 +325,9 @@ def _wrong_header(header: Mapping[str, Any]) -> str:
     versions = header.get('policy_versions', {})
     if not isinstance(versions, dict) or not all(map(_is_count, versions.values())):
         return 'policy_versions are not counts'
+    pieces: Any = header.get(PIECES, [])
+    if PIECES in header and not (_are_pieces(pieces) and sum(count for count, _ in pieces) == header['rows']):
+        return f'{PIECES} are not those of {header["rows"]} steps'
     indices, lengths = header.get('end_idx'), header.get('lengths', [])
     # DI-engine writes -1 if the first envs made no step.
     if not isinstance(indices, list) or not all(index == -1 or _is_count(index) for index in indices):
@@ -339,3 +343,8 @@ def _is_count(value: Any) -> bool:
 
 def _are_lengths(value: Any) -> bool:
     return isinstance(value, list) and all(_is_count(length) and length for length in value)
+
+
+def _are_pieces(value: Any) -> bool:
+    pairs = value if isinstance(value, list) else [None]
+    return all(isinstance(each, list) and len(each) == 2 and all(map(_is_count, each)) for each in pairs)

@@ -21,11 +21,12 @@ from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ENV_ID
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.partitions import Part, Partitioner, progress_name_of, stream_of
+from ding_store.middleware.partitions import Part, Partitioner, progress_name_of
 from ding_store.middleware.ragged_chunks import ragged_names
 from ding_store.run.ending import FINISH
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import stream_of
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import EntryId
 from ding_store.storage.store import Store

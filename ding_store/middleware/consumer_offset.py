@@ -46,6 +46,8 @@ class ConsumerOffset:
         - num_epochs (:obj:`int`): Number of epochs of the stream that entries were taken from.
         - policy_versions (:obj:`Dict[str, int]`): policy -> the newest version that collected an entry.
         - cursor (:obj:`Optional[EntryId]`): The last entry taken.
+        - num_passed (:obj:`int`): Chunks that were taken, or lost between two that were taken. Partitions that are
+            equally far have the same number, because a collector numbers the parts of a chunk alike in all of them.
         - num_rows, num_chunks, env_step, env_episode (:obj:`int`): Totals, earlier learner processes included.
         - is_resumed (:obj:`bool`): True if the counts continue those of an earlier learner process.
     """
@@ -57,7 +59,7 @@ class ConsumerOffset:
         self.policy_versions: Dict[str, int] = {}
         self.num_epochs = 0
         self.cursor: Optional[EntryId] = None
-        self.num_rows = self.num_chunks = self.env_step = self.env_episode = 0
+        self.num_rows = self.num_chunks = self.num_passed = self.env_step = self.env_episode = 0
         self.is_resumed = False
         self._replay: Optional[Replay] = None
         self._run = ''
@@ -138,6 +140,8 @@ class ConsumerOffset:
             self.runs[entry.writer] = 1 - self.num_epochs
         if entry.sequence > self.marks.get(entry.writer, 0) + 1:
             self.runs[entry.writer] = entry.sequence
+        # What an unknown writer sent before may have been there for only some of the partitions.
+        self.num_passed += entry.sequence - self.marks.get(entry.writer, entry.sequence - 1)
         self.marks[entry.writer] = entry.sequence
         self.num_chunks += 1
         for name, key in (('num_rows', 'rows'), ('env_step', 'env_step'), ('env_episode', 'env_episode')):
@@ -162,6 +166,7 @@ class ConsumerOffset:
         self._drop_departed()
         counts = dict(rows=self.num_rows, chunks=self.num_chunks, env_step=self.env_step, env_episode=self.env_episode)
         cursor, chain = (None, '') if self.cursor is None else (list(self.cursor), self.cursor.chain)
+        counts['passed'] = self.num_passed
         states = dict(marks=dict(self.marks), runs=dict(self.runs), policy_versions=dict(self.policy_versions))
         heads = self._heads if self._reader is None else self._reader.heads(self.marks)
         return dict(run=self._run, cursor=cursor, chain=chain, epochs=self.num_epochs, heads=heads, **states, **counts)
@@ -203,6 +208,7 @@ class ConsumerOffset:
         self.policy_versions, self.num_epochs = dict(note.get('policy_versions', {})), note.get('epochs', 1)
         self.num_rows, self.num_chunks = note['rows'], note['chunks']
         self.env_step, self.env_episode = note['env_step'], note['env_episode']
+        self.num_passed = note.get('passed', note['chunks'])
         self.is_resumed = True
 
 

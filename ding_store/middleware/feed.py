@@ -9,8 +9,9 @@ from ding_store.errors import ServerFull
 from ding_store.middleware.backpressure import ProgressWriter
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.consumer_offset import ConsumerOffset
-from ding_store.middleware.partitions import progress_name_of, stream_of
+from ding_store.middleware.partitions import progress_name_of
 from ding_store.middleware.read_ahead import ReadAhead
+from ding_store.run.several_learners import stream_of
 from ding_store.run.waiting import LOOK_EVERY_S, SLICE_S
 from ding_store.storage.base import EntryId
 from ding_store.storage.exactly_once.reader import Reader

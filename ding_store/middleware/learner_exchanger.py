@@ -18,7 +18,7 @@ from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.feed import LEARNER_READER, Feed
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
+from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead, SharedRatio
 from ding_store.middleware.learner_ranks import LearnerRank
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, own_partitions
@@ -27,7 +27,6 @@ from ding_store.middleware.recorder import RecorderProcess
 from ding_store.middleware.run_recorder import RunRecorder
 from ding_store.run.ending import CHECKPOINTS
 from ding_store.run.members import Members
-from ding_store.run.recording import check_one_partition
 from ding_store.run.session import RunSession
 from ding_store.run.waiting import best_effort
 from ding_store.storage.base import Entry, EntryId
@@ -47,7 +46,8 @@ class LearnerExchanger(Exchanger):
         If only a pusher follows, columns of trajectories go into its buffer as they are. Otherwise chunks become
         ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
         A collector sends a part of each chunk to every partition. A learner with several partitions takes one part from
-        each of them where it says "chunk" here.
+        each of them where it says "chunk" here. After one of them lost a part, it takes the same part of the others
+        together with the next one. So no partition, and no learner, stays behind.
         While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
         With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
     Attributes:
@@ -68,9 +68,7 @@ class LearnerExchanger(Exchanger):
         self._rank = own_rank()
         rank, num = (0, 1) if self._rank is None else (self._rank.rank, self._rank.num)
         num_partitions = session.num_partitions
-        learner_ranks.check_settings(session.config, num_partitions)
-        if session.config.record is not None:
-            check_one_partition(num, num_partitions)
+        learner_ranks.check_settings(session.config)
         session.claim_part(
             f'{LEARNER_READER}-{rank}' if rank else LEARNER_READER,
             'are the learner',
@@ -103,6 +101,9 @@ class LearnerExchanger(Exchanger):
                     'server, and a lost server ends the learner. Set buffer_path to a directory of this host, and keep '
                     'the checkpoints where they are.'
                 )
+        if self._session.config.record is not None and is_first:
+            # Other ranks read, and acknowledge, only after rank 0 has begun with them.
+            self._recording = RecorderProcess(self._session, self._session.config.record)
         if self._rank is not None:
             run = self._rank.begin(self._session, ctx, {'run': run}).get('run')
         if path is not None and plan.replay is not None:
@@ -117,8 +118,6 @@ class LearnerExchanger(Exchanger):
                 self._session.store.delete(CHECKPOINTS)  # an earlier learner of the run may have left it
         elif self._session.config.checkpoint is not None:
             self._session.figures(max_restarts=self._session.config.checkpoint.max_restarts)
-        if self._session.config.record is not None:  # before this learner acks anything
-            self._recording = RecorderProcess(self._session, self._session.config.record)
         for feed in self.feeds.values():
             feed.open(
                 on_corrupt=self._session.config.on_corrupt,
@@ -150,8 +149,9 @@ class LearnerExchanger(Exchanger):
         # Without samples_per_insert the loop keeps the pipeline's ratio: it waits for one chunk per iteration.
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
-            (feed,) = self.feeds.values()
-            self._ratio_read_ahead = RatioReadAhead(feed.read_ahead, ratio)
+            self._ratio_read_ahead = RatioReadAhead(lambda timeout_s: self._take_chunk(1, timeout_s), ratio)
+            if self._rank is not None and isinstance(ratio, SharedRatio):
+                self._rank.ratio = ratio
 
     def _start_records(self) -> None:
         settings = {name: getattr(self._session.config, name) for name in SETTINGS}
@@ -213,12 +213,19 @@ class LearnerExchanger(Exchanger):
             is_away = self._is_away()
         if self._ratio_read_ahead is not None:
             return self._ratio_read_ahead.take(timeout_s)
-        if not (is_away and self._may_go_on):
-            deadline = time.monotonic() + timeout_s
-            for feed in self.feeds.values():
-                if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
-                    return None
-        return [entry for feed in self.feeds.values() for entry in feed.read_ahead.take(max_entries, 0.0)]
+        return self._take_chunk(max_entries, timeout_s, must_wait=not (is_away and self._may_go_on))
+
+    def _take_chunk(self, max_entries: int, timeout_s: float, must_wait: bool = True) -> Optional[List[Entry]]:
+        """Take up to ``max_entries`` of each partition once each has one, or return None if that takes too long."""
+        deadline = time.monotonic() + timeout_s
+        for feed in self.feeds.values() if must_wait else ():
+            if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
+                return None
+        most = max(self._num_passed(), 0 if self._rank is None else self._rank.most_passed)
+        taken = []
+        for feed in self.feeds.values():
+            taken += feed.read_ahead.take(max_entries + most - feed.offset.num_passed, 0.0)
+        return taken
 
     def _is_away(self) -> bool:
         is_away = any(map(self._session.store.is_away_for, self.feeds))
@@ -283,6 +290,9 @@ class LearnerExchanger(Exchanger):
         offsets = self.consumer_offset.all()
         return max(each.env_step for each in offsets), max(each.env_episode for each in offsets)
 
+    def _num_passed(self) -> int:
+        return max(each.num_passed for each in self.consumer_offset.all())
+
     def _num_rows(self) -> int:
         return sum(each.num_rows for each in self.consumer_offset.all())
 
@@ -295,6 +305,7 @@ class LearnerExchanger(Exchanger):
         # they agree on the largest count before each round of updates.
         self._rank.env_step += steps
         self._rank.env_episode += episodes
+        self._rank.num_passed = self._num_passed()
         ctx.env_step = max(ctx.env_step, self._rank.env_step)
         ctx.env_episode = max(ctx.env_episode, self._rank.env_episode)
 

@@ -23,6 +23,7 @@ from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError, StoreError
 from ding_store.learners.data_parallel import LearnerGroup
 from ding_store.learners.data_parallel_gradients import GradientAverage, average_before_clipping
+from ding_store.middleware.insert_ratio import SharedRatio
 from ding_store.middleware.own_rank import set_own_rank
 from ding_store.middleware.policy_bytes import policy_from_bytes, policy_to_bytes
 from ding_store.middleware.rank_states import RankStates
@@ -66,13 +67,13 @@ def start(rank: int, num: int) -> LearnerRank:
     return made
 
 
-def check_settings(config: StoreConfig, num_partitions: int) -> None:
-    """Raise ConfigError if a setting does not work with several learners or partitions."""
-    several = 'learners' if config.num_learners > 1 else 'partitions' if num_partitions > 1 else None
-    if several is not None and config.samples_per_insert is not None:
+def check_settings(config: StoreConfig) -> None:
+    """Raise ConfigError if a setting does not work with several learners."""
+    sync = (config.learners or LearnersConfig()).sync or 'ddp'
+    if config.num_learners > 1 and sync != 'ddp' and config.samples_per_insert is not None:
         raise ConfigError(
-            f'store.samples_per_insert ({config.samples_per_insert:g}) does not work with several {several} yet. '
-            'Remove it, or use --roles learner=1 without store.learners.partitions.'
+            f'store.samples_per_insert ({config.samples_per_insert:g}) needs learners in step, and '
+            f'store.learners.sync is {sync!r}. Remove one of them, or use --roles learner=1.'
         )
 
 
@@ -105,17 +106,21 @@ class LearnerRank:
         want to end? So every rank makes the same updates, and the same iteration is the last one of all.
     Attributes:
         - env_step, env_episode (:obj:`int`): What this rank has read so far. The exchanger sets them.
+        - num_passed (:obj:`int`): Chunks that this rank has passed, see ``ConsumerOffset``. The exchanger sets it.
+        - most_passed (:obj:`int`): The largest ``num_passed`` of all ranks, at the last agreement.
         - is_over (:obj:`bool`): True once the ranks have agreed on the end. No rank sends a message after that.
         - num_updates (:obj:`int`): Number of common updates.
         - saved_iter (:obj:`int`): The train iteration of the last checkpoint that rank 0 has begun.
+        - ratio (:obj:`Optional[SharedRatio]`): The ratio of samples to inserts, if there is one.
         - states (:obj:`Optional[RankStates]`): The random states of a rank other than 0, if there are checkpoints.
     """
 
     def __init__(self, group: LearnerGroup) -> None:
         self.group = group
-        self.env_step = self.env_episode = self.num_updates = 0
+        self.env_step = self.env_episode = self.num_updates = self.num_passed = self.most_passed = 0
         self.saved_iter = -1
         self.states: Optional[RankStates] = None
+        self.ratio: Optional[SharedRatio] = None
         self.is_over = False
         self._gradients = GradientAverage(group.add_up, group.num)
         average_before_clipping(self._gradients)
@@ -267,19 +272,25 @@ class LearnerRank:
         is_ending = bool(task.finish or self._session.finished)
         counts = [self._num_rounds, can_train, is_ending, self.env_step, self.env_episode, num_rows or 1, num_updates]
         mine = [*map(float, counts), float(self._digest()), self._smallest_share, float(self.saved_iter)]
-        rounds, can, ending, steps, episodes, rows, updates, digests, shares, saved = self.group.gather(mine).T
+        mine.append(float(self.num_passed))
+        mine += [0.0] * 3 if self.ratio is None else self.ratio.counts()
+        found = self.group.gather(mine).T
+        rounds, can, ending, steps, episodes, rows, updates, digests, shares, saved, passed, *ratio_counts = found
         self._check_equal(rounds, digests)
         if int(saved.max()) > self.saved_iter:
             self.saved_iter = int(saved.max())
             if self.states is not None:
                 self.states.write()
         self._weigh_over_ranks(shares)
+        self.most_passed = int(passed.max())
         ctx.env_step = max(ctx.env_step, int(steps.max()))
         ctx.env_episode = max(ctx.env_episode, int(episodes.max()))
         if ending.any():
             self._end()
             return 0
         self._is_agreed = bool(can.all())
+        if self.ratio is not None:
+            self.ratio.agree(self._is_agreed, *(float(each.sum()) for each in ratio_counts))
         if not self._is_agreed:
             return 0
         self._num_ahead = int(updates.min()) - 1

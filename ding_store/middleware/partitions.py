@@ -14,19 +14,16 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.middleware.backpressure import PROGRESS
 from ding_store.middleware.consumer_offset import ENV_ID
-from ding_store.middleware.exchanger import STREAM
 
 #: Number of unfinished episodes whose partitions a collector remembers, the ones seen last.
 _MAX_EPISODES = 4096
+#: Header field of a part that has pieces of episodes, because their steps were split between partitions: the number of
+#: rows of each piece, and the number of its first step in the episode.
+PIECES = 'pieces'
 #: Suffix of the directory in which ``ding-store reshard`` works, beside the replay.
 RESHARD = '.reshard'
 #: File in it that says that all new tables are there. It has the plan.
 READY = 'ready'
-
-
-def stream_of(partition: int, num: int) -> str:
-    """Return the name of a partition's stream. If there is only one partition, it has no number."""
-    return STREAM if num == 1 else f'{STREAM}/{partition}'
 
 
 def progress_name_of(partition: int, num: int) -> str:
@@ -123,6 +120,7 @@ class Partitioner:
         - Steps for a replay: all steps of an episode go to one partition, also those of later chunks.
         - Other rows, such as sequences, and steps for a learner without a replay: each partition gets a run of rows,
           and all runs are equally long, or differ by one row. A run that ends within a trajectory becomes its end.
+          The header numbers the pieces of episodes, so that a recorder can join them.
     Arguments:
         - num (:obj:`int`): Number of partitions.
         - keeps_episodes (:obj:`bool`): The steps are for a replay.
@@ -133,6 +131,7 @@ class Partitioner:
         self._num, self._keeps_episodes, self._first = num, keeps_episodes, first
         self._num_rows = [0] * num
         self._partitions: OrderedDict[int, int] = OrderedDict()  # episode -> its partition
+        self._num_steps: OrderedDict[int, int] = OrderedDict()  # episode -> its steps so far, if it is split
 
     def split(self, elements: Sequence[Any], header: Mapping[str, Any]) -> List[Part]:
         """Return each partition's part. Every part has the counts of the whole chunk, and some may have no rows."""
@@ -145,7 +144,10 @@ class Partitioner:
             chosen = self._by_episode(episodes)
         else:
             chosen = [i * self._num // len(elements) for i in range(len(elements))]
+            header = {**header, PIECES: []} if elements and None not in episodes else header
         parts: List[Part] = [Part([], {**header, 'end_idx': []}) for _ in range(self._num)]
+        if PIECES in header:
+            self._add_pieces(parts, episodes, chosen)
         ends = set(header['end_idx'])
         for i, (element, partition) in enumerate(zip(elements, chosen)):
             part = parts[partition]
@@ -155,6 +157,21 @@ class Partitioner:
                 part.header['end_idx'].append(len(part.elements) - 1)
             self._num_rows[partition] += 1
         return parts
+
+    def _add_pieces(self, parts: List[Part], episodes: Sequence[Optional[int]], chosen: Sequence[int]) -> None:
+        for part in parts:
+            part.header[PIECES] = []
+        before = None
+        for episode, partition in zip(episodes, chosen):
+            assert episode is not None
+            pieces, step = parts[partition].header[PIECES], self._num_steps.pop(episode, 0)
+            if before != (episode, partition):
+                pieces.append([0, step])
+            pieces[-1][0] += 1
+            before = episode, partition
+            self._num_steps[episode] = step + 1
+            if len(self._num_steps) > _MAX_EPISODES:
+                self._num_steps.popitem(last=False)
 
     def _split_episodes(self, elements: Sequence[Any], header: Mapping[str, Any]) -> List[Part]:
         parts: List[Part] = [Part([], {**header, 'lengths': []}) for _ in range(self._num)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from typing import Callable, Deque, List, Optional
+from typing import Callable, Deque, List, Optional, Sequence
 
 from ding_store.errors import StoreClosed
 from ding_store.storage.base import Entry, EntryId
@@ -22,6 +22,7 @@ class ReadAhead:
         within ``max_bytes`` while new entries are no larger than earlier ones.
     Arguments:
         - size_of (:obj:`Callable`): Returns the bytes that an entry counts for. Default: the size of its arrays.
+        - news (:obj:`Optional[threading.Condition]`): Several with one condition can be waited for together.
     Attributes:
         - num_bytes (:obj:`int`): Bytes that the held entries count for.
     Raises (take, wait):
@@ -34,6 +35,7 @@ class ReadAhead:
         max_entries: int = 64,
         max_bytes: int = 256 << 20,
         size_of: Optional[Callable[[Entry], int]] = None,
+        news: Optional[threading.Condition] = None,
     ) -> None:
         self._reader = reader
         self._size_of = size_of or _bytes_of
@@ -41,7 +43,7 @@ class ReadAhead:
         self.num_bytes = self._largest = 0  # the latter: bytes of the largest entry so far
         self._entries: Deque[Entry] = deque()
         self._looked_at: Optional[EntryId] = None
-        self._news = threading.Condition()
+        self._news = news or threading.Condition()
         self._error: Optional[Exception] = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name='ding_store-feed', daemon=True)
@@ -68,10 +70,21 @@ class ReadAhead:
     def wait(self, timeout_s: float) -> bool:
         """Wait like ``take``, and take nothing. Return True if there is an entry."""
         with self._news:
-            self._news.wait_for(lambda: self._entries or self._error or self._closed, timeout_s)
+            self._news.wait_for(lambda: self._has_news, timeout_s)
             if self._error and not self._entries:
                 raise self._error
             return bool(self._entries)
+
+    @staticmethod
+    def wait_for_any(several: Sequence[ReadAhead], timeout_s: float) -> None:
+        """Wait until one of several with the same ``news`` has an entry or an error, until the timeout, or ``wake``."""
+        news = several[0]._news
+        with news:
+            news.wait_for(lambda: any(each._has_news for each in several), timeout_s)
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._entries or self._error or self._closed)
 
     def wake(self) -> None:
         """End all waits. The thread stops after its present read."""

@@ -10,24 +10,28 @@ import sys
 import threading
 import time
 from functools import partial
-from typing import Any, Callable, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from ditk import logging
 
 from ding_store.config import StoreConfig, holds_password
+from ding_store.datasets.segment_log import PIECE
 from ding_store.datasets.writer import DataSetWriter
 from ding_store.errors import CorruptPayload
 from ding_store.gc_freeze import leave_out_for_good
 from ding_store.middleware.chunks import ChunkDecoder, meta_of, narrowed_in
-from ding_store.middleware.consumer_offset import ConsumerOffset
+from ding_store.middleware.consumer_offset import OTHERS, ConsumerOffset, offsets_in
+from ding_store.middleware.partitions import PIECES
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.parent_death import end_with
 from ding_store.run.members import Members
-from ding_store.run.recording import STREAM, as_member, node_id, reader_name
+from ding_store.run.recording import as_member, node_id, reader_name
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import stream_of
 from ding_store.run.waiting import SLICE_S
 from ding_store.storage.base import Entry, EntryId
+from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
 
 #: A recorder holds at most this many bytes that it has read and not written yet.
@@ -41,29 +45,38 @@ _LEAVE_S = 30.0
 class Recorder:
     """
     Overview:
-        Writes each entry of a run's experience to a data set. The rows and the position in the stream are committed
-        together, so a recorder that was killed goes on where it was.
+        Writes each entry of a run's experience to a data set. The rows and the positions in all partitions are
+        committed together, so a recorder that was killed goes on where it was. Rows of several partitions follow each
+        other as they come. Those of one episode stay in order, or have metas that say it: see ``PIECES``.
     Arguments:
         - run (:obj:`str`): The run's name. A position that another run committed does not count.
         - path (:obj:`str`): Directory of the data set.
         - durable (:obj:`bool`): The run keeps entries until they are recorded.
+        - num_partitions (:obj:`int`): Number of partitions of the run's experience.
     Raises:
         - TableLocked: Another process writes to this data set.
     """
 
-    def __init__(self, store: Store, run: str, path: str, durable: bool) -> None:
+    def __init__(self, store: Store, run: str, path: str, durable: bool, num_partitions: int = 1) -> None:
         self._store, self._run, self._path, self._durable = store, run, path, durable
-        self._decoder, self._offset = ChunkDecoder(), ConsumerOffset()
+        self._decoder = ChunkDecoder()
+        parts = [_Part(stream_of(i, num_partitions)) for i in range(num_partitions)]
+        self._parts = {part.stream: part for part in parts}
         self._writer = DataSetWriter(path)
         state = self._writer.state
-        if state is not None and state.get('run') == run:
-            self._offset.restore(state)
+        found = offsets_in(state) if state is not None and state.get('run') == run else []
+        if len(found) == num_partitions:  # otherwise the run was distributed anew, and its streams are others
+            for part, offset in zip(parts, found):
+                part.offset.restore(offset)
             self._writer.resume()
         self._first_row = self._writer.num_rows
         # Retention does not wait for a reader that is not durable, so its entries are copied at once.
         options: Any = dict(durable=durable, on_corrupt='skip', copied=not durable)
-        self._reader = self._offset.reader(store, STREAM, reader_name(path), **options)
-        self._ahead = ReadAhead(self._reader, max_bytes=MAX_BYTES)
+        for part in parts:
+            part.reader = part.offset.reader(store, part.stream, reader_name(path), **options)
+        self._states = {part.stream: part.offset.state() for part in parts}
+        news = threading.Condition()
+        self._aheads = [ReadAhead(part.reader, max_bytes=MAX_BYTES // num_partitions, news=news) for part in parts]
         self._num_acked = 0
         self._is_closed = False
 
@@ -78,32 +91,59 @@ class Recorder:
 
     def _record(self, session: RunSession, max_rows: Optional[int], is_stopped: Callable[[], bool]) -> None:
         while not session.finished:
-            self._write(self._ahead.take(64, SLICE_S))
-            session.figures(rows=self.num_rows, lost=self._reader.num_lost, corrupt=self._reader.num_corrupt)
+            self._write(self._take(64, SLICE_S))
+            session.figures(rows=self.num_rows, lost=self._num_lost, corrupt=self._num_corrupt)
             if is_stopped() or (max_rows is not None and self.num_rows >= max_rows):
                 return
         Members(self._store).wait_until_left('collector', LAST_CHUNKS_S)
-        self._ahead.wake()
-        self._write(self._ahead.rest())
+        self._write(self._rest())
+
+    def _take(self, max_entries: int, timeout_s: float) -> List[Entry]:
+        """Return the next entries of each partition. Wait for the first one of any."""
+        ReadAhead.wait_for_any(self._aheads, timeout_s)
+        return [entry for ahead in self._aheads for entry in ahead.take(max_entries, 0.0)]
+
+    def _rest(self) -> List[Entry]:
+        """Stop the threads, and return what is in the streams now."""
+        self._wake()
+        return [entry for ahead in self._aheads for entry in ahead.rest()]
+
+    def _wake(self) -> None:
+        for ahead in self._aheads:
+            ahead.wake()
 
     @property
     def num_rows(self) -> int:
         """Rows that this process has committed."""
         return self._writer.num_rows - self._first_row
 
+    @property
+    def num_entries(self) -> int:
+        """Entries that this process has read, and those of the recorder that it continues."""
+        return sum(part.offset.num_chunks for part in self._parts.values())
+
+    @property
+    def _num_lost(self) -> int:
+        return sum(part.reader.num_lost for part in self._parts.values())
+
+    @property
+    def _num_corrupt(self) -> int:
+        return sum(part.reader.num_corrupt for part in self._parts.values())
+
     def _write(self, entries: List[Entry]) -> None:
         for entry in entries:
+            part = self._parts[entry.stream]
             try:
                 self._decoder.check(entry)
             except CorruptPayload as error:
-                self._reader.pass_over(error)
-                self._offset.skip(entry)
+                part.reader.pass_over(error)
+                part.offset.skip(entry)
                 continue
-            taken = self._offset.take(entry)
-            state = {**self._offset.state(), 'run': self._run}
+            taken = part.take(entry)
+            state = self._state_after(part)
             if taken.header['rows']:
                 columns, schema = self._decoder.columns(taken), self._decoder.schema(taken)
-                self._writer.append(columns, schema, narrowed_in(taken), meta_of([taken]), state)
+                self._writer.append(columns, schema, narrowed_in(taken), state=state, metas=_metas_of(taken))
             else:
                 self._writer.note(state)
             self._ack()
@@ -111,55 +151,95 @@ class Recorder:
             self._writer.note(None)
             self._ack()
 
+    def _state_after(self, part: _Part) -> Dict[str, Any]:
+        """Return the state to commit with an entry of a partition: the positions in all of them."""
+        self._states[part.stream] = part.offset.state()
+        (_, first), *others = self._states.items()
+        return {**first, 'run': self._run, **({OTHERS: dict(others)} if others else {})}
+
     def _ack(self) -> None:
         """Acknowledge the entries of the last commit: the run need not keep them any longer."""
         state = self._writer.state
         if self._durable and state is not None and self._writer.num_commits != self._num_acked:
             self._num_acked = self._writer.num_commits
-            self._reader.ack(EntryId(*state['cursor']).chained(state['chain']))
+            for part, offset in zip(self._parts.values(), offsets_in(state)):
+                if offset['cursor'] not in (None, part.acked):
+                    part.acked = offset['cursor']
+                    part.reader.ack(EntryId(*offset['cursor']).chained(offset['chain']))
 
     def close(self) -> None:
         """Commit what was read, and let the run go on without this reader."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._ahead.wake()
-        try:
+        self._wake()
+        # A process that is killed does not come here: a durable reader then stays, and the run keeps its entries.
+        with contextlib.ExitStack() as stack:
+            for part in self._parts.values():
+                stack.callback(part.reader.forget)
             self._writer.close()
-        finally:
-            # A process that is killed does not come here: a durable reader then stays, and the run keeps its entries.
-            self._reader.forget()
 
     def summary(self) -> str:
         """Return a line about what was recorded and what was skipped."""
         skipped = [
             f'{count} entries {why}'
             for count, why in (
-                (self._reader.num_lost, 'that it was too slow for'),
-                (self._reader.num_corrupt, 'that are damaged or hold Python objects'),
+                (self._num_lost, 'that it was too slow for'),
+                (self._num_corrupt, 'that are damaged or hold Python objects'),
             )
             if count
         ]
-        rows = f'recorded {self.num_rows} rows of {self._offset.num_chunks} entries into {self._path}'
+        rows = f'recorded {self.num_rows} rows of {self.num_entries} entries into {self._path}'
         return f'{rows}; skipped {" and ".join(skipped)}' if skipped else f'{rows}; skipped nothing'
+
+
+def _metas_of(entry: Entry) -> List[Tuple[int, Dict[str, int]]]:
+    """Return the metas of an entry's rows, as runs of rows. Each piece of an episode has its own."""
+    meta = meta_of([entry]) or {}
+    if PIECES not in entry.header:
+        return [(entry.header['rows'], meta)]
+    return [(num_rows, {**meta, PIECE: first}) for num_rows, first in entry.header[PIECES]]
+
+
+class _Part:
+    """
+    Overview:
+        One partition, as a recorder reads it.
+    Attributes:
+        - acked (:obj:`Optional[list]`): The last place that was acknowledged.
+    """
+
+    reader: Reader
+
+    def __init__(self, stream: str) -> None:
+        self.stream, self.offset = stream, ConsumerOffset()
+        self.acked: Optional[List[Any]] = None
+
+    def take(self, entry: Entry) -> Entry:
+        """Count an entry, and return it with the ``env_data_id`` that the rows must have."""
+        taken = self.offset.take(entry)
+        # After a loss, the numbers of pieces show which steps are no neighbours. Another ``env_data_id`` in this
+        # partition would part these pieces from those in the others for good.
+        return entry if PIECES in entry.header and self.offset.runs.get(entry.writer, 0) > 0 else taken
 
 
 class RecorderProcess:
     """
     Overview:
         The recorder of a run with ``store.record``, in a process of its own. The learner starts it, starts it again if
-        it is killed, and waits for it at the run's end.
+        it is killed, and waits for it at the run's end. Rank 0 of several learners does that.
     Arguments:
-        - session (:obj:`RunSession`): The learner's. It has read nothing of the stream yet.
+        - session (:obj:`RunSession`): The learner's. No learner has read anything of the experience yet.
         - path (:obj:`str`): Directory of the data set.
     """
 
     def __init__(self, session: RunSession, path: str) -> None:
         self._config, self._path = session.config, os.path.abspath(path)
-        # The run keeps entries from now on, before the recorder registers itself.
-        session.store.register(STREAM, reader_name(self._path), durable=True)
+        num = session.num_partitions
+        for partition in range(num):  # The run keeps entries from now on, before the recorder registers itself.
+            session.store.register(stream_of(partition, num), reader_name(self._path), durable=True)
         # A fork has all modules: a new interpreter imports DI-engine for seconds, and a short run would be over.
-        self._process: Union[_Fork, subprocess.Popen] = _Fork(partial(_record_in_fork, self._config, self._path))
+        self._process: Union[_Fork, subprocess.Popen] = _Fork(partial(_record_in_fork, self._config, self._path, num))
         self._has_warned = False
 
     def look(self) -> None:
@@ -242,10 +322,10 @@ class _Fork:
         os.kill(self.pid, signal.SIGTERM)
 
 
-def _record_in_fork(config: StoreConfig, path: str) -> None:
+def _record_in_fork(config: StoreConfig, path: str, num_partitions: int) -> None:
     session = RunSession(as_member(config))
     with contextlib.closing(session):
-        recorder = Recorder(session.store, str(config.run), path, durable=True)
+        recorder = Recorder(session.store, str(config.run), path, True, num_partitions)
         session.join('recorder', node_id(path))
         recorder.record(session)
     logging.info(f'ding_store: {recorder.summary()}')

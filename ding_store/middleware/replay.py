@@ -24,7 +24,7 @@ from ding_store.middleware import learner_ranks
 from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
-from ding_store.middleware.insert_ratio import ratio_of, warn_of_no_ratio
+from ding_store.middleware.insert_ratio import SharedRatio, ratio_of, warn_of_no_ratio
 from ding_store.middleware.mixed_batches import is_mixed, mixed_fetcher, parts_of
 from ding_store.middleware.own_rank import is_first, own_rank
 from ding_store.middleware.plain_parts import stock
@@ -463,10 +463,10 @@ class OffPolicyLearner:
 
     def _keeps_its_rows(self) -> bool:
         """
-        Return whether no update of a round removes rows, or changes priorities: learners agree on the weights of the
-        latter before each update.
+        Return whether no update of a round removes rows, changes priorities, or uses a ratio up: learners agree on
+        these before each update.
         """
         buffer_ = self._buffer
         if not isinstance(buffer_, StoreBuffer) or buffer_._middleware or self._updates_priorities:
             return False
-        return buffer_.sampler.max_times is None
+        return buffer_.sampler.max_times is None and not isinstance(buffer_.limiter, SharedRatio)

@@ -19,10 +19,10 @@ from ding_store.metrics.figures import Figures
 from ding_store.metrics.history import HistoryWriter
 from ding_store.metrics.record import AXES, Record, record_of
 from ding_store.middleware.ingest_plan import replay_figures
-from ding_store.middleware.partitions import stream_of
 from ding_store.run.history import put_history
 from ding_store.run.members import Members
 from ding_store.run.session import RunSession
+from ding_store.run.several_learners import stream_of
 from ding_store.run.waiting import best_effort
 
 #: Shortest time between two records. It grows to a thousandth of the run's time, so that histories stay small.

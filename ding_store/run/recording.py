@@ -36,16 +36,6 @@ def _digest(path: str) -> str:
     return hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
 
 
-def check_one_partition(num_learners: int, num_partitions: int) -> None:
-    """Raise ConfigError if a run has several learners or partitions: a recorder reads one stream of experience."""
-    found = f'{num_learners} learners' if num_learners > 1 else f'{num_partitions} partitions'
-    if max(num_learners, num_partitions) > 1:
-        raise ConfigError(
-            f'a run with {found} cannot be recorded yet. Remove store.record, or use learner=1 without '
-            'store.learners.partitions.'
-        )
-
-
 def check_no_ragged(replays: Iterable[Any]) -> None:
     """Raise ConfigError if a replay has leaves whose first dimension varies: a data set cannot hold them."""
     for replay in replays:

@@ -21,6 +21,11 @@ PARTITIONS = 'partitions'
 OWN_PACE = 'own-pace'
 
 
+def stream_of(partition: int, num: int) -> str:
+    """Return the name of a partition's stream. If there is only one partition, it has no number."""
+    return STREAM if num == 1 else f'{STREAM}/{partition}'
+
+
 def replay_of(path: str, rank: int, num: int) -> str:
     """
     Return the directory of one learner's or worker's replay. Each of several has its own in ``path``. A single one has

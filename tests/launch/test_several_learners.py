@@ -5,9 +5,11 @@ import re
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 from jobs import TINY, ding_store, job, records, status, table
 
+from ding_store.datasets import DataSet, episodes_of
 from ding_store.storage.embedded.private_server import running
 
 pytest.importorskip('ding')
@@ -39,8 +41,9 @@ def log_of(cwd, rank):
     return Path(cwd, f'.ding_store/r/logs/learner-{rank}.log').read_text()
 
 
-def test_two_learners_share_the_experience_and_end_together(tmp_path):
-    with job(several(tmp_path, '--set', "learners={'partitions': 4}"), tmp_path) as run:
+def test_two_learners_share_experience_that_is_recorded(tmp_path):
+    settings = ['--set', "learners={'partitions': 4}", '--set', f'record={tmp_path / "set"}']
+    with job(several(tmp_path, *settings), tmp_path) as run:
         assert run.wait() == 0, run.text
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text
@@ -55,12 +58,21 @@ def test_two_learners_share_the_experience_and_end_together(tmp_path):
     assert 0.7 * 5 * (rows['env steps'] - 128) / 8 <= rows['train iterations'] <= 5 * rows['env steps'] / 8
     assert 'rank 1 of 2 learners is connected' in log_of(tmp_path, 1)
     assert not list(tmp_path.glob('tiny_dqn_*'))  # rank 1 writes no files
+    data = DataSet(tmp_path / 'set')
+    assert len(data) == rows['rows appended']
+    episodes = episodes_of(data)
+    for steps in map(data.columns, map(episodes.rows, range(len(episodes.lengths)))):
+        assert np.array_equal(steps['obs'][1:], steps['next_obs'][:-1])
+
+
+GROWTH = 'replay_growth={"start": 400, "env_steps": 800}'
 
 
 @pytest.mark.long
-def test_learners_without_a_ratio_share_the_experience(tmp_path):
-    growth = 'replay_growth={"start": 400, "env_steps": 800}'
-    with job(several(tmp_path, '--set', 'train_ratio=free', '--set', growth, iterations=400), tmp_path) as run:
+@pytest.mark.parametrize('settings', [('train_ratio=free', GROWTH), ('samples_per_insert=40', 'error_buffer=640')])
+def test_learners_with_another_ratio_share_the_experience(tmp_path, settings):
+    options = [word for each in settings for word in ('--set', each)]
+    with job(several(tmp_path, *options, iterations=400), tmp_path) as run:
         assert run.wait() == 0, run.text
     rows = table(run.text)
     assert rows['rows appended'] == rows['rows ingested'] > 0, run.text

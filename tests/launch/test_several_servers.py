@@ -9,6 +9,7 @@ from redis_cluster import wait_until
 from redis_server import RedisServer, left_by_runs
 
 from ding_store.config import StoreConfig
+from ding_store.datasets import DataSet
 from ding_store.environment import ENV_URL
 from ding_store.errors import ConfigError, StoreUnavailable
 from ding_store.launch.status import Look, show_status
@@ -43,10 +44,11 @@ def assert_clean(servers):
 def test_job_on_two_servers_ends_in_order(tmp_path, redis_binary):
     with RedisServer(redis_binary) as one, RedisServer(redis_binary) as other:
         arguments = ['run', '--run', 'r', '--store', f'{one.url} {other.url}', '--roles', 'learner=1,collector=1']
+        arguments += ['--set', "learners={'partitions': 2}", '--set', f'record={tmp_path / "set"}']
         arguments += ['--', 'python', TINY, '--trace', tmp_path / 'trace', '--max-train-iter', 50]
         with job(ding_store(*arguments), tmp_path) as run:
             assert run.wait() == 0, run.text
-        rows_of(run.text)
+        assert len(DataSet(tmp_path / 'set')) == rows_of(run.text)['rows appended']
         assert_clean((one, other))
 
 

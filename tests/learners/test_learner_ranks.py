@@ -16,10 +16,11 @@ from easydict import EasyDict  # noqa: E402
 from ranks import in_ranks, session  # noqa: E402
 
 from ding_store.buffer import StoreBuffer, Uniform, limited  # noqa: E402
-from ding_store.config import StoreConfig  # noqa: E402
+from ding_store.config import LearnersConfig, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, StoreError  # noqa: E402
 from ding_store.learners.data_parallel import LearnerLost  # noqa: E402
 from ding_store.middleware import learner_ranks  # noqa: E402
+from ding_store.middleware.insert_ratio import ratio_of  # noqa: E402
 from ding_store.middleware.replay import OffPolicyLearner  # noqa: E402
 
 pytestmark = pytest.mark.timeout(120)
@@ -41,15 +42,16 @@ def skip_without_data(rank):
     policy, ctx, updates = dqn(), context(), []
     for number in range(4):
         rank.env_step = 10 * number + rank.rank
+        rank.num_passed = number + 5 * rank.rank
         has_data = number != 1 or rank.rank == 0
         if rank.agree(ctx, can_train=has_data):
             policy.learn_mode.forward(batch('dqn', number))
             updates.append(number)
-    return updates, ctx.env_step
+    return updates, ctx.env_step, rank.most_passed
 
 
 def test_ranks_train_only_when_all_have_data():
-    assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31)] * 2
+    assert in_ranks(2, skip_without_data) == [([0, 2, 3], 31, 8)] * 2
 
 
 def learner_with_replay(num_updates, sampler=None):
@@ -91,6 +93,23 @@ def test_ranks_train_until_one_has_used_its_rows():
     first, second = in_ranks(2, use_each_row_twice)
     assert first == second
     assert 1 <= first < 5
+
+
+def train_by_a_ratio(rank):
+    (learner, buffer_), ctx, trained = learner_with_replay(5), OnlineRLContext(), []
+    config = StoreConfig(num_learners=rank.num, samples_per_insert=2.0, error_buffer=2.0 * B)
+    rank.ratio = buffer_.limiter = ratio_of(config, learner.cfg)
+    for number in range(5):
+        if number == 0 or (number == 3 and rank.rank == 0):
+            fill(buffer_)
+        learner(ctx)
+        trained.append(ctx.train_iter)
+    return trained, buffer_.limiter.num_samples
+
+
+def test_ranks_train_until_their_common_ratio_is_used_up():
+    """Each has B rows, of which B / 2 are the minimal size. So 4 batches may be sampled, and 2 after B more rows."""
+    assert in_ranks(2, train_by_a_ratio) == [([0, 4, 4, 4, 6], 6 * B // 2)] * 2
 
 
 def remove_rows_in_a_round(rank):
@@ -226,6 +245,8 @@ def test_what_cannot_work_is_refused_by_name():
         assert 'a reward model (DQNPolicy) does not work with several learners' in rewards
 
 
-def test_settings_that_do_not_work_yet_are_refused():
-    with pytest.raises(ConfigError, match='does not work with several learners yet'):
-        learner_ranks.check_settings(StoreConfig(samples_per_insert=1.0, error_buffer=100.0, num_learners=2), 2)
+def test_ratio_of_learners_that_are_not_in_step_is_refused():
+    settings = dict(samples_per_insert=1.0, error_buffer=100.0, num_learners=2)
+    learner_ranks.check_settings(StoreConfig(**settings))
+    with pytest.raises(ConfigError, match=r'samples_per_insert \(1\) needs learners in step, and .* is .async'):
+        learner_ranks.check_settings(StoreConfig(**settings, learners=LearnersConfig(sync='async')))

@@ -24,7 +24,6 @@ from ding_store.middleware.partitions import (  # noqa: E402
     check_replay_path,
     own_partitions,
     progress_name_of,
-    stream_of,
 )
 from ding_store.run.several_learners import (  # noqa: E402
     PARTITIONS,
@@ -33,6 +32,7 @@ from ding_store.run.several_learners import (  # noqa: E402
     num_learners_of,
     num_partitions_of,
     replay_of,
+    stream_of,
 )
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.exactly_once.reader import Reader  # noqa: E402
@@ -95,7 +95,7 @@ class StoppedRun:
 
     def check(self, num, partitions=None):
         """Check that all rows are there once, in tables or unread, and that the counts have not changed."""
-        seen, notes, steps, place_of = [], [], [], {}
+        seen, notes, steps, place_of, num_entries = [], [], [], {}, set()
         partitions = partitions or num
         with open_store(self.url, self.run) as store:
             assert num_learners_of(store) == num
@@ -122,11 +122,13 @@ class StoppedRun:
                 for partition, offset in zip(own_partitions(rank, num, partitions), offsets):
                     reader = Reader(store, stream_of(partition, partitions), 'learner', marks=offset['marks'])
                     entries = reader.read(64)
+                    num_entries.add(len(entries))
                     times += [int(number) for each in entries if each.header['rows'] for number in each.arrays['time']]
                     steps.append(offset['env_step'] + sum(each.header['env_step'] for each in entries))
                 seen += times
         assert sorted(seen) == list(range(self.num_rows))
         assert steps == [14] * partitions
+        assert len(num_entries) == 1, 'learners take one entry of each partition at a time'
         rows = [offset['rows'] for note in notes for offset in offsets_in(note)]
         assert sum(rows) == self.num_rows // (ROWS + UNREAD) * ROWS
 

@@ -9,7 +9,8 @@ from learners import HEADER, step  # noqa: E402
 
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
-from ding_store.middleware.partitions import Partitioner, check_replay_path, progress_name_of, stream_of  # noqa: E402
+from ding_store.middleware.partitions import Partitioner, check_replay_path, progress_name_of  # noqa: E402
+from ding_store.run.several_learners import stream_of  # noqa: E402
 
 
 def numbers(part):

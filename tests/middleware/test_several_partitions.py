@@ -16,11 +16,9 @@ from ding_store.config import LearnersConfig, StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
-from ding_store.middleware.feed import Feed  # noqa: E402
-from ding_store.middleware.learner_ranks import check_settings  # noqa: E402
-from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of, stream_of  # noqa: E402
-from ding_store.run.recording import check_one_partition  # noqa: E402
-from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of  # noqa: E402
+from ding_store.middleware.feed import LEARNER_READER, Feed  # noqa: E402
+from ding_store.middleware.partitions import Partitioner, own_partitions, progress_name_of  # noqa: E402
+from ding_store.run.several_learners import decide_num_partitions, num_partitions_of, replay_of, stream_of  # noqa: E402
 from ding_store.run.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import WAIT_S, eventually  # noqa: E402
@@ -77,6 +75,14 @@ class Rank(Exchanger):
         self._session.wait_for = lambda what, attempt, *_: attempt(timeout_s)
         return super().receive(self.ctx)
 
+    def agree_with(self, most_passed):
+        """Be one of several learners that have agreed."""
+        self._rank = SimpleNamespace(most_passed=most_passed, num_passed=0, env_step=0, env_episode=0)
+
+    @property
+    def num_passed(self):
+        return self._rank.num_passed
+
     def close(self):
         for feed in self.feeds.values():
             feed.read_ahead.wake()
@@ -113,6 +119,71 @@ def test_iteration_takes_one_part_of_every_partition(store, tmp_path, serial_tas
     assert rank.figures['rows'] == 2
     assert rank.figures['chunks'] == 1
     assert all(store.get(progress_name_of(i, NUM)).header['ingested'][1] == 1 for i in range(3))
+
+
+def write(store, writers, number, lost_in=None):
+    """Append a part of a chunk to each partition. One of them may lose it unread."""
+    for partition, writer in enumerate(writers):
+        place = writer.write([step(10 * number + partition)], dict(HEADER, env_step=8))
+        if partition == lost_in:
+            store.ack(stream_of(partition, NUM), LEARNER_READER, place)
+
+
+def test_partitions_are_not_behind_one_that_lost_a_chunk(store, tmp_path, serial_task):
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    rank, taken = Rank(store, tmp_path), []
+
+    def iterate(lens):
+        eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == lens, 'all parts are read')
+        taken.append(rank.receive())
+        rank.send()
+
+    write(store, writers, 0)
+    iterate([1, 1, 1])
+    rank.close()
+    write(store, writers, 1, lost_in=0)
+    write(store, writers, 2)
+    rank = Rank(store, tmp_path)
+    iterate([1, 2, 2])
+    rank.close()
+    rank = Rank(store, tmp_path)  # what was lost is committed with the rows
+    write(store, writers, 3)
+    iterate([1, 2, 2])
+    write(store, writers, 4)
+    iterate([1, 1, 1])
+    assert taken == [3, 3, 5, 3]
+    assert rank.times() == [10 * number + i for number in range(5) for i in range(3) if (number, i) != (1, 0)]
+    rank.close()
+
+
+def test_partition_with_an_old_collector_is_not_ahead(store, tmp_path, serial_task):
+    """A learner without a position finds the last chunk of a collector that has left, in one partition alone."""
+    with store.another() as old:
+        writer = ChunkWriter(old, stream_of(0, NUM))
+        store.register(stream_of(0, NUM), LEARNER_READER)
+        for number in range(20):
+            place = writer.write([step(100 + number)], HEADER)
+            if number == 18:
+                store.ack(stream_of(0, NUM), LEARNER_READER, place)
+    rank = Rank(store, tmp_path)
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number in range(3):
+        write(store, writers, number)
+    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [4, 3, 3], 'all parts are read')
+    assert [rank.receive() for _ in range(3)] == [3, 3, 3]
+    rank.close()
+
+
+def test_learner_is_not_behind_another_that_lost_a_chunk(store, tmp_path, serial_task):
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number in range(6):
+        writers[number % 3].write([step(number)], dict(HEADER, env_step=8))
+    rank = Rank(store, tmp_path)
+    rank.agree_with(most_passed=2)
+    eventually(lambda: all(len(feed.read_ahead) == 2 for feed in rank.feeds.values()), 'six parts are read')
+    assert rank.receive() == 6
+    assert rank.num_passed == 2
+    rank.close()
 
 
 def test_model_of_a_learner_that_is_killed_has_each_row_once(tmp_path, serial_task):
@@ -188,10 +259,6 @@ def test_number_of_partitions_is_the_same_in_all_processes(store):
             decide_num_partitions(store, config)
 
 
-def test_settings_that_need_one_partition_are_refused():
+def test_number_of_partitions_that_cannot_be_split_is_refused():
     with pytest.raises(ConfigError, match=r'partitions \(5\) must be a multiple of the number of learners \(2\)'):
         config_of(2, 5)
-    with pytest.raises(ConfigError, match=r'samples_per_insert \(4\) does not work with several partitions yet'):
-        check_settings(StoreConfig(samples_per_insert=4.0, error_buffer=64.0), 6)
-    with pytest.raises(ConfigError, match='a run with 6 partitions cannot be recorded yet'):
-        check_one_partition(1, 6)

@@ -8,7 +8,6 @@ from ding_store.config import LearnersConfig, StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.run import session as session_module
 from ding_store.run.members import STREAM_OPTIONS
-from ding_store.run.recording import check_one_partition
 from ding_store.run.session import RunSession
 from ding_store.run.several_learners import (
     LEARNERS,
@@ -55,11 +54,6 @@ def test_value_of_another_program_is_no_number_of_learners():
     with open_store('memory://') as store:
         store.put(LEARNERS, {'num': 'many'}, {})
         assert num_learners_of(store) == 1
-
-
-def test_run_with_several_learners_cannot_be_recorded():
-    with pytest.raises(ConfigError, match='2 learners cannot be recorded yet'):
-        check_one_partition(2, 2)
 
 
 SIX = StoreConfig(learners=LearnersConfig(partitions=6), heartbeat_s=0.05)
