@@ -439,6 +439,7 @@ def test_shared_chunk_counts_as_what_the_learner_holds(store, as_elements, count
     assert 0 <= num_bytes(entry, as_elements) - counts * SIZE * SIZE < 2000
 
 
+@pytest.mark.usefixtures('serial_task')
 @pytest.mark.parametrize('share_frames', ['auto', False])
 def test_share_frames_of_the_config_holds_for_chunks(store, share_frames, monkeypatch):
     config = StoreConfig(share_frames=share_frames)
