@@ -1,4 +1,4 @@
-"""Peers of the benchmark of data sets that are not installed are named in their rows."""
+"""The table of the benchmark of data sets: bounds, and peers that are not installed."""
 
 import sys
 
@@ -22,3 +22,24 @@ def test_peer_that_is_not_installed_is_named(tmp_path, monkeypatch):
     text = datasets.render_epochs({**shown, 'peers': {**peers, 'another': 5.0}})
     assert text.count('not installed') == 2
     assert 'another, DataLoader' in text
+
+
+def test_datasets_bench_compares_each_way_to_its_bound(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, 'OBS', 3)
+    monkeypatch.setattr(datasets, 'hdf5', lambda path, workers: iter([1, 1]))
+    monkeypatch.setattr(data_set_peers, 'rates', lambda *arguments: {})
+    found = datasets.measure_epochs(str(tmp_path), 10 * datasets.BATCH, 1e-3)
+    figures = found['rows_per_s']
+    assert all(figure > 0 for figure in figures.values())
+
+    figures.update({'disk: random reads': 100.0, 'epochs, half in memory': 150.0, 'memory: copy of rows': 1000.0})
+    # The disk reads 100 of its half while memory gives 100 of the other.
+    assert _row(found, 'half from the disk')[-2] == '200'
+    assert _row(found, 'epochs, half in memory')[-1] == '0.75'
+    figures['memory: copy of rows'] = 160.0  # Rows from the disk are copied as well.
+    assert _row(found, 'half from the disk')[-2] == '160'
+
+
+def _row(found, begin):
+    (row,) = [each.split() for each in datasets.render_epochs(found).splitlines() if each.startswith(begin)]
+    return row
