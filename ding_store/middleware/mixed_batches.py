@@ -50,7 +50,7 @@ class Part:
     def is_collated(self) -> bool:
         """Return whether the source gives batches of ``(B, ...)`` without making elements."""
         if self._epochs is not None:
-            return True
+            return not self.source.schema.ragged
         schema = self.source.schema
         if self.source._middleware or schema is None or is_sequence(schema):
             return False

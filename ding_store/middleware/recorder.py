@@ -21,6 +21,7 @@ from ding_store.errors import CorruptPayload
 from ding_store.gc_freeze import leave_out_for_good
 from ding_store.middleware.chunks import ChunkDecoder, meta_of, narrowed_in
 from ding_store.middleware.consumer_offset import ConsumerOffset
+from ding_store.middleware.ragged_chunks import items_in
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.parent_death import end_with
 from ding_store.run.members import Members
@@ -103,7 +104,8 @@ class Recorder:
             state = {**self._offset.state(), 'run': self._run}
             if taken.header['rows']:
                 columns, schema = self._decoder.columns(taken), self._decoder.schema(taken)
-                self._writer.append(columns, schema, narrowed_in(taken), meta_of([taken]), state)
+                items = items_in(taken, schema)
+                self._writer.append(columns, schema, narrowed_in(taken), meta_of([taken]), state, items)
             else:
                 self._writer.note(state)
             self._ack()
