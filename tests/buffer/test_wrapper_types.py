@@ -276,6 +276,36 @@ def test_wrapper_gives_time_major_batches_and_lists() -> None:
     assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
 
 
+def test_sum_of_sequence_batches_is_one_batch() -> None:
+    """DI-engine's R2D3 adds a batch of its own sequences and one of an expert's, and updates the priorities of both."""
+
+    def sampled(begin: int, size: int, length: int = 4, **config: Any) -> Any:
+        buffer = make(**{'priority': True, 'priority_IS_weight': True, **config})
+        buffer.push([{**sequence(i, length), 'whole': torch.tensor(float(i))} for i in range(begin, begin + 10)], 0)
+        return buffer.sample(size, 0)
+
+    agent, expert = sampled(0, 5), sampled(20, 3)
+    elements = [each.plain() for each in [*agent, *expert]]
+    both = agent + expert
+    assert isinstance(both, SequenceBatch)
+    assert len(both) == 8
+    for key in ('replay_unique_id', 'replay_buffer_idx', 'IS'):
+        assert [each[key] for each in both] == [each[key] for each in elements], key
+    assert is_same([each.plain() for each in both], elements)
+    made = timestep_collate(both)
+    assert made['obs'].data_ptr() == both.obs.data_ptr(), 'no element was collated'
+    expected = timestep_collate(elements)
+    assert is_same(made, {key: expected[key] for key in made})
+
+    third = both + sampled(40, 2)
+    assert timestep_collate(third)['whole'].tolist() == [each['whole'].item() for each in third]
+    for other in (sampled(20, 3, length=5), sampled(20, 3, priority=False, priority_IS_weight=False), [sequence(1)]):
+        assert isinstance(agent + other, list)
+    both[0]['reward'] = elements[1]['reward']
+    assert isinstance(both + expert, list)
+    assert (both + expert)[0]['reward'] is elements[1]['reward']
+
+
 def test_wrapper_element_steps_are_lists() -> None:
     """NGU's reward models concatenate them, and torch takes lists only."""
     buffer = make()
