@@ -306,6 +306,20 @@ def test_sum_of_sequence_batches_is_one_batch() -> None:
     assert (both + expert)[0]['reward'] is elements[1]['reward']
 
 
+def test_wrapper_batch_is_added_to_that_of_another_buffer() -> None:
+    """Only one of two configs has the flag. The ids of DI-engine's buffer are texts."""
+    ours, texts = filled(priority=True), [element(20 + i, replay_unique_id=f'expert_{i}') for i in range(3)]
+    for both, place in ((ours.sample(5, 0) + texts, 0), (texts + ours.sample(5, 0), 3)):
+        assert default_collate(both)['obs'].shape == (8, 3)
+        ids = [each['replay_unique_id'] for each in both]
+        ours.update({'priority': [5.0] * 5, 'replay_unique_id': ids[place : place + 5]})
+    ours = make(priority=True)
+    ours.push([sequence(i) for i in range(10)], 0)
+    for add in (lambda batch: batch + texts, lambda batch: texts + batch):
+        with pytest.raises(ConfigError, match='Set the flag in both configs'):
+            add(ours.sample(5, 0))
+
+
 def test_wrapper_element_steps_are_lists() -> None:
     """NGU's reward models concatenate them, and torch takes lists only."""
     buffer = make()

@@ -11,11 +11,11 @@ import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import TreeStorage, create_storage
 
-from ding_store.buffer.batch import OWN_KEYS, Collation, Deferred, TrainBatch
+from ding_store.buffer.batch import IDS, OWN_KEYS, Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
 from ding_store.buffer.sequences.unrolled import has_optional, parts_can_be_joined
 from ding_store.columns import Schema, nodes
-from ding_store.errors import SchemaMismatch
+from ding_store.errors import ConfigError, SchemaMismatch
 
 
 class _Form(NamedTuple):
@@ -61,7 +61,12 @@ class SequenceBatch(TrainBatch):
         if isinstance(other, SequenceBatch) and self._can_be_added() and other._can_be_added():
             with suppress(SchemaMismatch):
                 return self._sum(other)
+        _check_is_ours(other)
         return super().__add__(other)
+
+    def __radd__(self, other: Sequence[Any]) -> List[Any]:
+        _check_is_ours(other)
+        return super().__radd__(other)
 
     def _can_be_added(self) -> bool:
         if self._list is None or self._list.by_element:
@@ -86,6 +91,15 @@ class SequenceBatch(TrainBatch):
 
     def _is_collated_for(self, collation: Collation) -> bool:
         return collation.cat_1dim and collation.stacks_steps
+
+
+def _check_is_ours(elements: Sequence[Any]) -> None:
+    """Raise ConfigError if these are of DI-engine's 'advanced' buffer. Numbers in its steps do not become tensors."""
+    if not isinstance(elements, TrainBatch) and any(isinstance(each.get(IDS[0]), str) for each in elements):
+        raise ConfigError(
+            "a batch of sequences of ding_store cannot be added to one of DI-engine's 'advanced' buffer. Set the flag "
+            'in both configs, also in that of the expert.'
+        )
 
 
 class StepRows(List[List[Any]]):
