@@ -33,6 +33,10 @@ BATCH, PREFETCH = 256, 8
 #: Bytes of a record, and processes that open the array.
 RECORD_BYTES, NUM_PROCESSES = 256, 8
 _PAGE = 4096
+#: Rows of the table, and the row to which each is compared.
+_DISK, _MEMORY, _PERFECT = 'disk: random reads', 'memory: copy of rows', 'half from the disk, half from memory'
+_COLD, _HALF, _WARM = 'epochs, cold', 'epochs, half in memory', 'epochs, warm'
+_BOUNDS = {_COLD: _DISK, _HALF: _PERFECT, _WARM: _MEMORY}
 
 
 def main(num_rows: int, num_records: int, budget_s: float, directory: Optional[str], json_path: Optional[str]) -> int:
@@ -64,8 +68,8 @@ def measure_epochs(path: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
         say('cold')
         for _ in range(2):  # the better of two, in turn, as others use the disk as well
             for name, make in (
-                ('disk: random reads', lambda: random_reads(direct)),
-                ('epochs, cold', lambda: batches(direct)),
+                (_DISK, lambda: random_reads(direct)),
+                (_COLD, lambda: batches(direct)),
             ):
                 evict(direct)
                 figures[name] = max(figures.get(name, 0.0), rate(make(), budget_s))
@@ -74,13 +78,13 @@ def measure_epochs(path: str, num_rows: int, budget_s: float) -> Dict[str, Any]:
             evict(half)
             half.load_more(len(half))
             warm_up(mapped, len(half) // 2)
-            figures['epochs, half in memory'] = rate(batches(half), budget_s)
+            figures[_HALF] = max(rate(batches(half), budget_s) for _ in range(2))
         say('warm')
         warm_up(mapped, num_rows)
         for _ in range(2):
             for name, make in (
-                ('memory: copy of rows', lambda: copies(mapped)),
-                ('epochs, warm', lambda: batches(mapped)),
+                (_MEMORY, lambda: copies(mapped)),
+                (_WARM, lambda: batches(mapped)),
                 ('data_type=store, DataLoader', lambda: loaded(f'{path}/set')),
             ):
                 figures[name] = max(figures.get(name, 0.0), rate(make(), budget_s))
@@ -138,7 +142,8 @@ def random_reads(data_set: DataSet) -> Iterator[int]:
     multiples of the block size, as the disk demands.
     """
     (segment, *_) = data_set.segments
-    descriptor, alignment = segment._direct_file()
+    file = segment._direct_file()
+    descriptor, alignment = file.descriptor, file.alignment
     size, row_bytes = segment.num_bytes, segment.layout.row_bytes
     places = (np.random.default_rng(2).permutation(segment.num_rows) * row_bytes).tolist()
     counts = [0] * NUM_THREADS
@@ -317,18 +322,29 @@ def _proportional_bytes(path: str) -> int:
 
 def render_epochs(found: Dict[str, Any]) -> str:
     """Return the table of epochs."""
-    figures = found['rows_per_s']
+    figures = _with_perfect_cache(found['rows_per_s'])
     size = f'{found["rows"]:,} rows of {size_text(found["row_bytes"])} ({size_text(found["bytes"])})'
     lines = [f'data set: {size}, batches of {BATCH}', f'{"":38}{"rows/s":>12}{"GB/s":>8}{"of bound":>10}']
-    bounds = {'epochs, cold': 'disk: random reads', 'epochs, warm': 'memory: copy of rows'}
     for name, figure in figures.items():
-        share = f'{figure / figures[bounds[name]]:10.2f}' if name in bounds else ''
+        share = f'{figure / figures[_BOUNDS[name]]:10.2f}' if name in _BOUNDS else ''
         lines.append(f'{name:38}{figure:12,.0f}{figure * found["row_bytes"] / 1e9:8.2f}{share}')
     for name, peer in found['peers'].items():
         size = f'{peer:12,.0f}{peer * found["row_bytes"] / 1e9:8.2f}' if isinstance(peer, float) else f' {peer}'
         lines.append(f'{name + ", DataLoader":38}{size}')
     lines.append(f'written at {found["write_bytes_per_s"] / 1e6:,.0f} MB/s')
     return '\n'.join(lines + others(found['other_cores']))
+
+
+def _with_perfect_cache(figures: Dict[str, float]) -> Dict[str, float]:
+    """Add what a cache of half of the rows could give at most: the disk reads the others while memory is copied."""
+    if not {_HALF, _DISK, _MEMORY} <= set(figures):
+        return figures
+    made: Dict[str, float] = {}
+    for name, figure in figures.items():
+        if name == _HALF:
+            made[_PERFECT] = min(2 * figures[_DISK], figures[_MEMORY])
+        made[name] = figure
+    return made
 
 
 def render_records(found: Dict[str, Any]) -> str:

@@ -230,12 +230,16 @@ def measure_spilled(size: int, budget_s: float, directory: Optional[str]) -> Fig
 
 
 def _cold(ways: Dict[str, Any], refs: List[str], files: Dict[str, Path], budget_s: float) -> Dict[str, float]:
-    """Return the mean seconds of each way to read files that are not in the page cache. The ways take turns."""
+    """
+    Return the mean seconds of each way to read files that are not in the page cache. The ways take turns, in a new
+    order each time: what a way did before makes the next one slower or faster.
+    """
     rng = np.random.default_rng(0)
     samples: Dict[str, List[float]] = {way: [] for way in ways}
     deadline = time.perf_counter() + len(ways) * budget_s
     while time.perf_counter() < deadline or len(samples['ding_store']) < 5:
-        for way, (count, read) in ways.items():
+        for way in rng.permutation(list(ways)).tolist():
+            count, read = ways[way]
             some = [refs[at] for at in rng.choice(len(refs), min(count, len(refs)), replace=False).tolist()]
             for ref in some:
                 descriptor = os.open(files[ref], os.O_RDONLY)

@@ -55,7 +55,8 @@ def mask_of(lengths: Mapping[str, Array], name: str) -> torch.Tensor:
 
 
 #: Keys that the buffer adds to elements but not to the batch. They identify the rows.
-IDS = ('replay_unique_id', 'replay_buffer_idx')
+_ID = 'replay_unique_id'
+IDS = (_ID, 'replay_buffer_idx')
 #: All keys that the buffer adds to elements. Elements of other buffers may lack them.
 OWN_KEYS = (*IDS, 'IS', 'priority_IS')
 
@@ -284,8 +285,13 @@ def _made(value: Any) -> Any:
 
 
 def _mixed(elements: List[Any]) -> List[Any]:
-    """Return elements of several buffers without the buffer keys that only some of them have."""
+    """
+    Return elements of several buffers without the buffer keys that only some of them have. Ids become texts if those of
+    another buffer are.
+    """
     lacking = [key for key in OWN_KEYS if len({key in element for element in elements}) > 1]
-    if not lacking:
-        return elements
-    return [{key: value for key, value in element.items() if key not in lacking} for element in elements]
+    if lacking:
+        elements = [{key: value for key, value in element.items() if key not in lacking} for element in elements]
+    if len({isinstance(element.get(_ID), str) for element in elements}) > 1:
+        elements = [{**dict(element.items()), _ID: str(element[_ID])} for element in elements]
+    return elements

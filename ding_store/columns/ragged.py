@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Callable, Collection, Dict, List, Sequence, Set, Tuple, Union
+from typing import Mapping as MappingType
 from typing import Optional as Maybe
 
 import numpy as np
@@ -75,6 +76,39 @@ class Items(List[np.ndarray]):
     @property
     def lengths(self) -> np.ndarray:
         return np.array([len(each) for each in self], np.int64)
+
+
+def joined_items(
+    leaves: MappingType[str, Tuple[np.dtype, Shape]], rows: MappingType[str, Any]
+) -> Dict[str, np.ndarray]:
+    """
+    Overview:
+        Return the items of all rows of each ragged leaf as one array.
+    Arguments:
+        - leaves (:obj:`Mapping`): ``Schema.ragged``.
+        - rows (:obj:`Mapping`): The arrays of each leaf by row, from ``Schema.encode_ragged``.
+    """
+    made = {}
+    for name, (dtype, shape) in leaves.items():
+        parts = [np.asarray(row, dtype).reshape(len(row), *shape) for row in rows.get(name, ())]
+        made[name] = np.concatenate([np.empty((0, *shape), dtype), *parts])
+    return made
+
+
+def check_items(
+    leaves: MappingType[str, Tuple[np.dtype, Shape]],
+    columns: MappingType[str, np.ndarray],
+    items: MappingType[str, np.ndarray],
+) -> None:
+    """Raise SchemaMismatch if the items of ragged leaves are not those of these rows. The columns have been checked."""
+    for name, (dtype, shape) in leaves.items():
+        found, lengths = items.get(name), columns[name]
+        if found is None or found.dtype != dtype or found.shape[1:] != shape:
+            text = 'none' if found is None else f'{found.dtype} {found.shape}'
+            raise SchemaMismatch(f'items of leaf {name!r}: expected {dtype} {("any", *shape)}, got {text}')
+        total = sum(lengths.tolist())  # of Python's integers, which have no limit
+        if lengths.min(initial=0) < 0 or total != len(found):
+            raise SchemaMismatch(f'leaf {name!r} has {len(found)} items, and its lengths have {total}')
 
 
 def ragged_lengths(schema: Any, columns: Any) -> Dict[str, np.ndarray]:

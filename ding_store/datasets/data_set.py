@@ -18,6 +18,7 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.batch import TrainBatch
 from ding_store.buffer.table.outputs import Output, WarmOutputs
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Ragged
 from ding_store.datasets.epochs import Epochs
 from ding_store.datasets.kernels import load_gather
 from ding_store.datasets.layout import Layout, are_alike
@@ -102,7 +103,8 @@ class DataSet:
         # DataLoader, which are new in each epoch.
         self._num_loaded: Array = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         self._outputs: Optional[WarmOutputs] = None
-        self._has_narrow = any(segment.layout.narrow for segment in self.segments)
+        #: Rows are decoded by their layout: they are not columns as they are.
+        self._is_decoded = any(segment.layout.narrow or segment.layout.schema.ragged for segment in self.segments)
         self._check_schemas()
         # In the order of the first schema, as the outputs have them.
         names = list(self.schema.columns()) if self.segments else []
@@ -146,7 +148,7 @@ class DataSet:
     @property
     def num_bytes(self) -> int:
         """Size of the rows on the disk."""
-        return sum(segment.num_bytes for segment in self.segments)
+        return sum(segment.num_bytes + segment.item_bytes for segment in self.segments)
 
     def __getitem__(self, row: int) -> Any:
         """Return one element, as it was recorded."""
@@ -155,7 +157,8 @@ class DataSet:
     def columns(self, rows: Union[Sequence[int], Array]) -> Dict[str, Array]:
         """
         Overview:
-            Return the columns of these rows, in this order: name -> ``(n, *shape)``.
+            Return the columns of these rows, in this order: name -> ``(n, *shape)``. That of a ragged leaf has
+            ``lengths`` ``(n,)``, ``padded`` ``(n, longest, ...)`` and ``rows``, the array of each row.
         Raises:
             - RowGone: There is no such row.
         """
@@ -223,8 +226,19 @@ class DataSet:
         return [runs[place][1] for place in np.searchsorted(ends, self._checked(rows), side='right').tolist()]
 
     def scan(self, names: Sequence[str], num_rows: int = 65536) -> Iterator[Dict[str, Array]]:
-        """Yield these columns of all rows in order, a part at a time. Columns that do not exist are left out."""
+        """
+        Overview:
+            Yield these columns of all rows in order, a part at a time. Columns that do not exist are left out.
+        Raises:
+            - SchemaMismatch: One of the leaves is ragged.
+        """
         known = [name for name in names if self.segments and name in self.schema.columns()]
+        ragged = [name for name in known if name in self.schema.ragged]
+        if ragged:
+            raise SchemaMismatch(
+                f'leaf {ragged[0]!r} of {self.path!r} varies in its first dimension, which is not supported here. '
+                'Pad it before you record.'
+            )
         for segment in self.segments:
             for first in range(0, segment.num_rows, num_rows):
                 records = segment.records[first : first + num_rows]
@@ -265,9 +279,9 @@ class DataSet:
 
     def gather(self, rows: Array) -> Tuple[Dict[str, Array], Output]:
         """Return the columns of rows, and the output that reuses their memory."""
-        kernel = None if self.is_direct or self._has_narrow else load_gather()
+        kernel = None if self.is_direct or self._is_decoded else load_gather()
         if kernel is None:
-            return self.decode(self.records(rows))
+            return self.decode(self.records(rows), rows)
         arrays, output = self._lend(len(rows))
         if len(self.segments) == 1:
             groups = [(0, rows, np.arange(len(rows)))]
@@ -366,8 +380,8 @@ class DataSet:
             raise
         return made, started
 
-    def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]:
-        """Return the columns of ``records``, and the output that reuses their memory."""
+    def decode(self, records: List[Any], rows: Array) -> Tuple[Dict[str, Array], Output]:
+        """Return the columns of ``records``, which are those of ``rows``, and the output that reuses their memory."""
         arrays, output = self._lend(sum(len(each) for _, _, each in records))
         for layout, places, each in records:
             if places is None:
@@ -377,7 +391,27 @@ class DataSet:
             layout.decode_into(each, parts)
             for name, part in parts.items():
                 arrays[name][places] = part
+        if self.schema.ragged:
+            arrays = {**arrays, **self._ragged(records, rows, arrays)}
         return arrays, output
+
+    def _ragged(self, records: List[Any], rows: Array, lengths: Dict[str, Array]) -> Dict[str, Any]:
+        """Return the ragged leaves of rows."""
+        numbers = np.searchsorted(self._first_rows, rows, side='right') - 1
+        groups = [(number, np.flatnonzero(numbers == number)) for number in np.unique(numbers).tolist()]
+        made = {}
+        for name, (dtype, shape) in self.schema.ragged.items():
+            begins = np.empty(len(rows), np.int64)
+            for layout, places, each in records:
+                begins[slice(None) if places is None else places] = layout.items_at(each, name)
+            sizes = lengths[name] * (dtype.itemsize * int(np.prod(shape)))
+            found: List[Any] = [None] * len(rows)
+            for number, places in groups:
+                items = self.segments[number].items(begins[places], sizes[places], self.is_direct)
+                for place, each, length in zip(places.tolist(), items, lengths[name][places].tolist()):
+                    found[place] = each.view(dtype).reshape(length, *shape)
+            made[name] = Ragged.of(found, dtype, shape)
+        return made
 
     def collated(self, columns: Dict[str, Array], output: Output) -> ttorch.Tensor:
         """Return the batch of these columns."""

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, NamedTuple, Tuple
 import numpy as np
 
 from ding_store.buffer.array_types import Array
+from ding_store.columns import Schema
 from ding_store.datasets.data_set import DataSet
 from ding_store.datasets.segment_log import PIECE
 
@@ -122,9 +123,7 @@ def summary_of(data_set: DataSet) -> Dict[str, Any]:
         'bytes': data_set.num_bytes,
         'segments': len(data_set.segments),
         'recordings': len(data_set.begins()),
-        'leaves': {name: f'{dtype} {tuple(shape)}' for name, (dtype, shape) in data_set.schema.columns().items()}
-        if len(data_set)
-        else {},
+        'leaves': _leaves_of(data_set.schema) if len(data_set) else {},
         'episodes': int(whole.sum()),
         'cut_episodes': int((~whole).sum()),
         'length': _statistics(episodes.lengths[whole]),
@@ -133,6 +132,11 @@ def summary_of(data_set: DataSet) -> Dict[str, Any]:
         'policy_versions': {str(version): versions[version] for version in sorted(versions)},
         'damaged': data_set.verify(),
     }
+
+
+def _leaves_of(schema: Schema) -> Dict[str, str]:
+    specs = {**schema.columns(), **{name: (dtype, ('any', *shape)) for name, (dtype, shape) in schema.ragged.items()}}
+    return {name: f'{dtype} {tuple(shape)}'.replace("'", '') for name, (dtype, shape) in specs.items()}
 
 
 def _statistics(values: Array) -> Any:

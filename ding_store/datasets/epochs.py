@@ -11,11 +11,13 @@ from concurrent.futures import Future, wait
 from typing import Any, Deque, Dict, Generator, Iterator, List, Optional, Protocol, Tuple
 
 import numpy as np
+import torch
 import treetensor.torch as ttorch
 
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.batch import TrainBatch
+from ding_store.buffer.batch import TrainBatch, mask_of
 from ding_store.buffer.table.outputs import Output
+from ding_store.columns.ragged import Ragged
 from ding_store.datasets.order import EpochOrder
 from ding_store.datasets.segment import finish_reads
 from ding_store.errors import ConfigError
@@ -37,7 +39,7 @@ class Rows(Protocol):
 
     def start(self, rows: Array, slot: int) -> Tuple[List[Any], List[Future]]: ...
 
-    def decode(self, records: List[Any]) -> Tuple[Dict[str, Array], Output]: ...
+    def decode(self, records: List[Any], rows: Array) -> Tuple[Dict[str, Array], Output]: ...
 
     def collated(self, columns: Dict[str, Array], output: Output) -> ttorch.Tensor: ...
 
@@ -54,6 +56,7 @@ class Epochs:
         - epoch (:obj:`int`): The epoch of the last batch.
         - position (:obj:`int`): Batches so far: the ``start`` with which another iterator goes on.
         - rows (:obj:`np.ndarray`): The rows of the last batch.
+        - lengths (:obj:`Mapping`): Ragged leaf -> its lengths in the last batch, ``(B,)``, see ``mask``.
     """
 
     def __init__(self, data_set: Rows, order: EpochOrder, prefetch: int, num_epochs: Optional[int], start: int) -> None:
@@ -67,7 +70,7 @@ class Epochs:
         self.position, self.epoch = start, start // order.num_batches
         self.rows: Optional[Array] = None
         self._batch: Any = None
-        self._columns: Any = None
+        self._columns: Any = {}
         # A window of batches is one item: handing each over by itself takes as long as gathering it.
         self._queue: queue.Queue = queue.Queue(1)
         self._window: Deque[Any] = deque()
@@ -101,6 +104,19 @@ class Epochs:
         self.position += 1
         self._batch = self._data_set.collated(self._columns, output)
         return self._batch
+
+    @property
+    def lengths(self) -> Dict[str, Array]:
+        return {name: column.lengths for name, column in self._columns.items() if isinstance(column, Ragged)}
+
+    def mask(self, name: str) -> torch.Tensor:
+        """
+        Overview:
+            Return where a ragged leaf of the last batch has values, bool ``(B, longest)``: False at padding.
+        Raises:
+            - KeyError: The leaf is not ragged.
+        """
+        return mask_of(self.lengths, name)
 
     def as_list(self) -> TrainBatch:
         """Return the last batch as a ``TrainBatch``, which is also the list of its elements."""
@@ -184,7 +200,9 @@ def _from_disk(data_set: Rows, order: EpochOrder, windows: Iterator[Any]) -> Gen
 def _decoded(data_set: Rows, rows: List[Array], records: List[Any], started: List[Future]) -> List[Batch]:
     finish_reads(started)
     edges = np.cumsum([0, *map(len, rows)]).tolist()
-    return [(each, *data_set.decode(_part(records, first, stop))) for each, first, stop in zip(rows, edges, edges[1:])]
+    return [
+        (each, *data_set.decode(_part(records, first, stop), each)) for each, first, stop in zip(rows, edges, edges[1:])
+    ]
 
 
 def _part(records: List[Any], first: int, stop: int) -> List[Any]:

@@ -44,7 +44,7 @@ def export(data_set: DataSet, target: str, kind: str) -> int:
     Returns:
         - num_rows (:obj:`int`): Rows written.
     Raises:
-        - ConfigError: A package is missing, or the elements lack what the format needs.
+        - ConfigError: A package is missing, or the elements lack what the format needs, or vary in their sizes.
     """
     if kind not in FORMATS:
         raise ConfigError(f'format {kind!r} must be one of {", ".join(FORMATS)}')
@@ -54,6 +54,12 @@ def export(data_set: DataSet, target: str, kind: str) -> int:
         raise ConfigError(
             f'the elements of {data_set.path!r} have no leaf {missing[0]!r}, which {kind} needs. They have '
             f'{", ".join(sorted(names))}.'
+        )
+    ragged = [name for name in D4RL_NAMES if name in data_set.schema.ragged]
+    if ragged:
+        raise ConfigError(
+            f'leaf {ragged[0]!r} of {data_set.path!r} varies in its first dimension, which {kind} cannot hold. Read it '
+            'with DataSet.epochs, or pad it before you record.'
         )
     episodes = episodes_of(data_set)
     if kind == 'minari':

@@ -13,8 +13,10 @@ from ding_store.buffer.table.specs import spec_bytes
 from ding_store.columns import Schema
 from ding_store.errors import CorruptPayload, FormatMismatch, SchemaMismatch
 
-#: Version of the format of a data set. Readers refuse other versions.
-FORMAT = 1
+#: Versions of the format of a segment: without and with ragged leaves. Readers refuse other versions.
+FORMAT, RAGGED_FORMAT = 1, 2
+#: Name of the column with the place of a ragged leaf's items in the file of items. No leaf has such a name.
+_AT = '~at/{name}'
 #: A row begins at a multiple of this many bytes, which is the alignment that every column needs.
 _ALIGNMENT = 8
 
@@ -36,7 +38,8 @@ class Layout:
     """
     Overview:
         The place of each column in a row. The columns follow each other by decreasing alignment, and the row ends at a
-        multiple of 8 bytes.
+        multiple of 8 bytes. The column of a ragged leaf has its lengths, and another one the places of its items, which
+        are in a file of their own.
     Arguments:
         - schema (:obj:`Schema`): The elements.
         - narrow (:obj:`Collection[str]`): Columns of float32 values k/255 that are stored as the bytes k.
@@ -44,7 +47,8 @@ class Layout:
 
     def __init__(self, schema: Schema, narrow: Collection[str] = ()) -> None:
         self.schema, self.narrow = schema, frozenset(narrow)
-        specs = stored_specs(schema.columns(), narrow)
+        places = {_AT.format(name=name): (np.dtype(np.int64), ()) for name in schema.ragged}
+        specs = {**stored_specs(schema.columns(), narrow), **places}
         ordered = sorted(specs, key=lambda name: -specs[name][0].alignment)
         offset, offsets = 0, []
         for name in ordered:
@@ -75,14 +79,19 @@ class Layout:
         """Return whether rows of this schema can be encoded. A row of bytes fits where floats are stored."""
         return are_alike(self.schema, schema) and self.narrow <= set(narrowed)
 
-    def encode(self, columns: Mapping[str, Any], num_rows: int, narrowed: Collection[str] = ()) -> Array:
+    def encode(
+        self, columns: Mapping[str, Any], num_rows: int, narrowed: Collection[str] = (), items_at: int = 0
+    ) -> Array:
         """
         Overview:
             Return the rows ``(num_rows,)`` of these columns.
         Arguments:
             - columns (:obj:`Mapping`): Name -> array or ``FrameReferences``, as the schema encodes them.
             - narrowed (:obj:`Collection[str]`): Columns that are passed as bytes.
+            - items_at (:obj:`int`): Where the items of these rows begin in the file of items, leaf after leaf.
         """
+        if self.schema.ragged:
+            columns = {**columns, **self._items_at(columns, items_at)}
         records = np.zeros(num_rows, self.record)  # zeros between the columns, so that equal rows have equal bytes
         for name, field in self._fields.items():
             values = columns[name]
@@ -91,6 +100,21 @@ class Layout:
                 values = values.widened() if is_referenced else widened_columns(columns, [name])[name]
             records[field] = np.asarray(values)
         return records
+
+    def _items_at(self, columns: Mapping[str, Any], begin: int) -> Dict[str, Array]:
+        """Return where the items of each row are, given where those of the first leaf's first row are."""
+        made = {}
+        for name, (dtype, shape) in self.schema.ragged.items():
+            sizes = columns[name] * (dtype.itemsize * int(np.prod(shape)))
+            ends = begin + np.cumsum(sizes)
+            made[_AT.format(name=name)] = ends - sizes
+            begin = int(ends[-1]) if len(ends) else begin
+        return made
+
+    def items_at(self, records: Array, name: str) -> Array:
+        """Return where the items of a ragged leaf of these rows are in the file of items."""
+        found: Array = records[self._fields[_AT.format(name=name)]]
+        return found
 
     def decode_into(self, records: Array, columns: Mapping[str, Array]) -> None:
         """Write the columns of these rows to arrays ``(n, *shape)``. Bytes become floats."""
@@ -116,7 +140,7 @@ class Layout:
 
     def to_json(self) -> Dict[str, Any]:
         return {
-            'format': FORMAT,
+            'format': RAGGED_FORMAT if self.schema.ragged else FORMAT,
             'schema': self.schema.to_json(),
             'narrow': sorted(self.narrow),
             'columns': self._columns,
@@ -136,10 +160,10 @@ class Layout:
         """
         if not isinstance(data, dict) or not isinstance(data.get('format'), int):
             raise CorruptPayload(f'{path!r} does not begin with the header of a segment')
-        if data['format'] != FORMAT:
+        if data['format'] not in (FORMAT, RAGGED_FORMAT):
             raise FormatMismatch(
-                f'{path!r} has format {data["format"]}, but this ding_store reads format {FORMAT}. Read it with the '
-                'version of ding_store that wrote it.'
+                f'{path!r} has format {data["format"]}, but this ding_store reads formats {FORMAT} and '
+                f'{RAGGED_FORMAT}. Read it with the version of ding_store that wrote it.'
             )
         try:
             layout = cls(Schema.from_json(data['schema']), data['narrow'])

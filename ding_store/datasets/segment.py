@@ -17,7 +17,7 @@ from ding_store.buffer.array_types import Array, anonymous
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.thread_pool import Threads
 from ding_store.datasets.segment_log import SegmentLog, read_log
-from ding_store.datasets.writer import LOG, ROWS
+from ding_store.datasets.writer import ITEMS, LOG, ROWS
 from ding_store.errors import CorruptPayload, StoreClosed
 from ding_store.storage.encoding.checksum import checksum
 
@@ -52,7 +52,7 @@ class Segment:
     Arguments:
         - path (:obj:`str`): Path of its files, without their endings.
     Raises:
-        - CorruptPayload: Its log is damaged, or its file of rows is missing or too short.
+        - CorruptPayload: Its log is damaged, or another of its files is missing or too short.
         - FormatMismatch: Another version of ding_store wrote it.
     """
 
@@ -61,22 +61,27 @@ class Segment:
         self.log: SegmentLog = read_log(path + LOG)
         self.layout = self.log.layout
         self.num_rows = self.log.num_rows
-        self.rows_path = path + ROWS
-        try:
-            file = _File(private_files.opener(self.rows_path))
-        except FileNotFoundError as error:
-            raise CorruptPayload(f'{self.rows_path!r} is missing: segment {self.name} has no rows') from error
-        size = os.fstat(file.descriptor).st_size
-        if size < self.num_bytes:
-            raise CorruptPayload(
-                f'{self.rows_path!r} has {size} bytes, and the log of segment {self.name} says {self.num_bytes}'
-            )
+        self.rows_path, self._items_path = path + ROWS, path + ITEMS
+        #: Bytes of the items of ragged leaves.
+        self.item_bytes = self.log.item_bytes
         self._records: Optional[Array] = None
-        self._file: Optional[_File] = file  # None: it was closed
+        self._items: Optional[Array] = None
+        self._file: Optional[_File] = self._opened(self.rows_path, self.num_bytes)  # None: it was closed
+        self._items_file = self._opened(self._items_path, self.item_bytes) if self.layout.schema.ragged else None
         self._direct: Optional[_File] = None  # for direct reads
         #: Flag of reads from the page cache alone. None: there are no such reads here.
         self._nowait: Optional[int] = getattr(os, 'RWF_NOWAIT', None)
         self._lock = hold_over_forks(threading.Lock())
+
+    def _opened(self, path: str, num_bytes: int) -> _File:
+        try:
+            file = _File(private_files.opener(path))
+        except FileNotFoundError as error:
+            raise CorruptPayload(f'{path!r} is missing: segment {self.name} has no rows') from error
+        size = os.fstat(file.descriptor).st_size
+        if size < num_bytes:
+            raise CorruptPayload(f'{path!r} has {size} bytes, and the log of segment {self.name} says {num_bytes}')
+        return file
 
     @property
     def num_bytes(self) -> int:
@@ -98,6 +103,32 @@ class Segment:
                 mapped = mmap.mmap(file.descriptor, self.num_bytes, prot=mmap.PROT_READ)
                 self._records = np.frombuffer(mapped, self.layout.record)
             return self._records
+
+    def items(self, places: Array, sizes: Array, is_direct: bool) -> List[Array]:
+        """
+        Overview:
+            Return the bytes of items at these places, as read-only views of the file. ``is_direct``: begin to read all
+            of them from the disk first, since page faults would read them one after another.
+        Raises:
+            - CorruptPayload: A place is beyond the end of the items.
+        """
+        ends = (places + sizes).tolist()
+        if min(places.min(initial=0), sizes.min(initial=0)) < 0 or max(ends, default=0) > self.item_bytes:
+            raise CorruptPayload(f'segment {self.name} is damaged: {self.rows_path!r} names items that do not exist')
+        with self._lock:
+            self._checked_file()
+            file = self._items_file
+            if self._items is None:
+                self._items = np.empty(0, np.uint8)
+                if file is not None and self.item_bytes:
+                    mapped = mmap.mmap(file.descriptor, self.item_bytes, prot=mmap.PROT_READ)
+                    self._items = np.frombuffer(mapped, np.uint8)
+            mapped_items = self._items
+        pairs = list(zip(places.tolist(), ends))
+        if is_direct and file is not None:
+            for begin, end in pairs:
+                page_cache.load(file.descriptor, begin, end)
+        return [mapped_items[begin:end] for begin, end in pairs]
 
     def load_ahead(self, first: int, last: int) -> None:
         """Let the kernel read rows ``first`` to ``last`` into the page cache."""
@@ -181,8 +212,16 @@ class Segment:
         Raises:
             - CorruptPayload: A checksum is wrong. The message names the segment and the first such rows.
         """
-        first = 0
+        first = items_at = 0
         for commit in self.log.commits:
+            if commit.item_bytes:
+                found = self.items(np.array([items_at]), np.array([commit.item_bytes]), False)[0]
+                if checksum([found.data], found.nbytes) != commit.item_checksum:
+                    raise CorruptPayload(
+                        f'{self._items_path!r} is damaged: the checksum of the items of rows {first} to '
+                        f'{first + commit.num_rows} is wrong'
+                    )
+                items_at += commit.item_bytes
             part = self.records[first : first + commit.num_rows].view(np.uint8).reshape(-1)
             if commit.num_rows and checksum([part.data], part.nbytes) != commit.checksum:
                 raise CorruptPayload(
@@ -194,7 +233,7 @@ class Segment:
     def close(self) -> None:
         """Refuse further reads. Those that run now end as usual."""
         with self._lock:
-            self._records = self._direct = self._file = None
+            self._records = self._direct = self._file = self._items = self._items_file = None
 
 
 class _Target(NamedTuple):

@@ -36,6 +36,7 @@ class Commit:
         - metas (:obj:`list`): (number of rows, their meta) of runs of these rows.
         - state (:obj:`dict`): The state of the process that recorded, see ``DataSetWriter``.
         - begins (:obj:`bool`): Whether a recording begins here, whose episodes do not continue earlier ones.
+        - item_bytes, item_checksum (:obj:`int`): The bytes that it adds to the file of items, and their checksum.
     """
 
     num_rows: int
@@ -43,9 +44,13 @@ class Commit:
     metas: List[Tuple[int, Dict[str, int]]] = field(default_factory=list)
     state: Optional[Dict[str, Any]] = None
     begins: bool = False
+    item_bytes: int = 0
+    item_checksum: int = 0
 
     def to_json(self) -> Dict[str, Any]:
+        items = {'items': [self.item_bytes, self.item_checksum]} if self.item_bytes else {}
         return {
+            **items,
             'rows': self.num_rows,
             'checksum': self.checksum,
             'metas': self.metas,
@@ -56,8 +61,9 @@ class Commit:
     @classmethod
     def from_json(cls, data: Any) -> Commit:
         metas = [(int(count), dict(meta)) for count, meta in data['metas']]
-        made = cls(int(data['rows']), int(data['checksum']), metas, data['state'], bool(data['begins']))
-        if made.num_rows < 0 or sum(count for count, _ in metas) not in (0, made.num_rows):
+        items = [int(each) for each in data.get('items', (0, 0))]
+        made = cls(int(data['rows']), int(data['checksum']), metas, data['state'], bool(data['begins']), *items)
+        if made.num_rows < 0 or made.item_bytes < 0 or sum(count for count, _ in metas) not in (0, made.num_rows):
             raise ValueError(f'a commit of {made.num_rows} rows has metas of {metas}')
         return made
 
@@ -80,6 +86,10 @@ class SegmentLog:
     @property
     def num_rows(self) -> int:
         return sum(commit.num_rows for commit in self.commits)
+
+    @property
+    def item_bytes(self) -> int:
+        return sum(commit.item_bytes for commit in self.commits)
 
 
 def line(data: Any) -> bytes:

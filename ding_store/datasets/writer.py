@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import time
@@ -13,16 +14,17 @@ import numpy as np
 from ding_store import private_files
 from ding_store.buffer.array_types import Array
 from ding_store.columns import Schema
+from ding_store.columns.ragged import Names, check_items, joined_items
 from ding_store.datasets.layout import Layout
 from ding_store.datasets.segment_log import PIECE, Commit, SegmentLog, create_log, line, read_log
-from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, SchemaMismatch, TableLocked
+from ding_store.errors import ConfigError, CorruptPayload, NotEnoughSpace, TableLocked
 from ding_store.free_space import format_bytes, free_space
 from ding_store.power_cuts import sync_directory
 from ding_store.storage.encoding.checksum import checksum
 from ding_store.storage.shared_memory.mapped_files import claim
 
-#: Names of a segment's files: its log, and its rows.
-LOG, ROWS = '.log', '.rows'
+#: Names of a segment's files: its log, its rows, and the items of their ragged leaves if they have some.
+LOG, ROWS, ITEMS = '.log', '.rows', '.items'
 #: A segment ends at this size, so that damage to a file costs a part of the data set.
 SEGMENT_BYTES = 1 << 30
 #: Rows are committed when they take this many bytes, or after this time.
@@ -78,11 +80,13 @@ class DataSetWriter:
         self.num_rows = self.num_commits = 0
         self.state: Optional[Dict[str, Any]] = None
         self._layout: Optional[Layout] = None
-        self._rows_file = self._log_file = -1
-        self._segment_rows = self._log_bytes = 0  # of the open segment, up to its last commit
+        self._rows_file = self._log_file = self._items_file = -1
+        # Of the open segment, up to its last commit.
+        self._segment_rows = self._log_bytes = self._item_bytes = 0
         self._number = 0  # of the open segment
         self._pending: List[Array] = []
-        self._pending_bytes = 0
+        self._pending_items: List[Array] = []
+        self._pending_bytes = self._pending_item_bytes = 0
         self._metas: List[Tuple[int, Dict[str, int]]] = []
         self._next_state: Optional[Dict[str, Any]] = None
         self._begins = True
@@ -105,46 +109,59 @@ class DataSetWriter:
         meta: Optional[Mapping[str, int]] = None,
         state: Optional[Dict[str, Any]] = None,
         metas: Optional[Sequence[Tuple[int, Mapping[str, int]]]] = None,
+        items: Optional[Mapping[str, Array]] = None,
     ) -> None:
         """
         Overview:
             Append rows. They are copied before this returns. Commit them now if many rows or much time have passed.
         Arguments:
-            - columns (:obj:`Mapping`): Name -> values ``(n, *shape)``, as the schema encodes them.
+            - columns (:obj:`Mapping`): Name -> values ``(n, *shape)``, as the schema encodes them. For ragged leaves,
+              the lengths.
             - narrowed (:obj:`Collection[str]`): Columns of float32 values k/255 that are passed as the bytes k.
             - meta (:obj:`Optional[Mapping]`): The meta of these rows, such as ``{'policy_version': 3}``.
             - state (:obj:`Optional[dict]`): JSON-able, committed with the rows. A later writer finds it in ``state``.
             - metas (:obj:`Optional[Sequence]`): In place of ``meta``: (number of rows, their meta) of each run.
+            - items (:obj:`Optional[Mapping]`): Ragged leaf -> the items of all these rows, one row after another.
         Raises:
-            - SchemaMismatch: The columns are not those of the schema, or a leaf varies in its first dimension.
+            - SchemaMismatch: The columns or items are not those of the schema.
         """
-        if schema.ragged:
-            raise SchemaMismatch(
-                f'leaf {next(iter(schema.ragged))!r} varies in its first dimension, which a data set cannot hold. Pad '
-                'it in the collector, or do not record.'
-            )
         num_rows = len(next(iter(columns.values())))
         schema.check(columns, num_rows, narrowed)
+        items = items or {}
+        check_items(schema.ragged, columns, items)
         if self._layout is None or not self._layout.fits(schema, narrowed) or self._is_full():
             self.flush()
             self._begin_segment(Layout(schema, narrowed))
         assert self._layout is not None
-        self._pending.append(self._layout.encode(columns, num_rows, narrowed))
+        items_at = self._item_bytes + self._pending_item_bytes
+        self._pending.append(self._layout.encode(columns, num_rows, narrowed, items_at))
         self._pending_bytes += self._pending[-1].nbytes
+        for name in self._layout.schema.ragged:
+            self._pending_items.append(np.array(items[name]).reshape(-1).view(np.uint8))
+            self._pending_item_bytes += self._pending_items[-1].nbytes
         for count, each in [(num_rows, meta or {})] if metas is None else metas:
             self._note_meta(count, dict(each))
         self.note(state)
 
-    def append_elements(self, elements: List[Any], meta: Optional[Mapping[str, int]] = None) -> None:
-        """Append elements, whose schema is inferred from all of them together. See ``append``."""
+    def append_elements(
+        self, elements: List[Any], meta: Optional[Mapping[str, int]] = None, ragged: Names = ()
+    ) -> None:
+        """
+        Overview:
+            Append elements, whose schema is inferred from all of them together. See ``append``.
+        Arguments:
+            - ragged (:obj:`Union[str, Collection]`): Names of leaves whose first dimension varies, or 'all'.
+        """
         if elements:
-            schema = Schema.infer(elements)
-            self.append(schema.encode(elements), schema, meta=meta)
+            schema = Schema.infer(elements, ragged=ragged)
+            columns, rows = schema.encode_ragged(elements)
+            self.append(columns, schema, meta=meta, items=joined_items(schema.ragged, rows))
 
     def note(self, state: Optional[Dict[str, Any]]) -> None:
         """Set the state of the next commit without any rows. Commit if it is time for that."""
         self._next_state = self._next_state if state is None else state
-        if self._pending_bytes >= self._commit_bytes or time.monotonic() - self._committed_at >= self._commit_s:
+        num_bytes = self._pending_bytes + self._pending_item_bytes
+        if num_bytes >= self._commit_bytes or time.monotonic() - self._committed_at >= self._commit_s:
             self.flush()
 
     def flush(self) -> None:
@@ -155,11 +172,21 @@ class DataSetWriter:
         if self._layout is None or not (num_rows or is_new):
             return
         parts = [records.view(np.uint8).data for records in self._pending]
+        items = [each.data for each in self._pending_items]
         state = self.state if self._next_state is None else self._next_state
         commit = Commit(
-            num_rows, checksum(parts, self._pending_bytes), self._metas, state, self._begins and num_rows > 0
+            num_rows,
+            checksum(parts, self._pending_bytes),
+            self._metas,
+            state,
+            self._begins and num_rows > 0,
+            self._pending_item_bytes,
+            checksum(items, self._pending_item_bytes),
         )
         try:
+            if self._pending_item_bytes:
+                self._write(self._items_file, items, self._item_bytes)
+                os.fdatasync(self._items_file)
             if num_rows:
                 self._write(self._rows_file, parts, self._segment_rows * self._layout.row_bytes)
                 os.fdatasync(self._rows_file)
@@ -180,20 +207,28 @@ class DataSetWriter:
             raise
         self._log_bytes += len(text)
         self._segment_rows += num_rows
+        self._item_bytes += self._pending_item_bytes
         self.num_rows += num_rows
         self.num_commits += 1
         self.state, self._next_state = state, None
         self._begins = self._begins and num_rows == 0
-        self._pending, self._pending_bytes, self._metas = [], 0, []
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        self._pending, self._pending_items, self._metas = [], [], []
+        self._pending_bytes = self._pending_item_bytes = 0
 
     def discard(self) -> None:
         """Remove all segments, and what was not committed. The writer is closed."""
-        self._pending, self._pending_bytes, self._metas, self._next_state = [], 0, [], None
+        self._drop_pending()
+        self._next_state = None
         self._close_segment()
         for name in segment_names(self.path):
             # The log goes first: rows without a log do not count.
             os.unlink(self._file(name, LOG))
             os.unlink(self._file(name, ROWS))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(name, ITEMS))
         self.close()
 
     def close(self) -> None:
@@ -217,7 +252,8 @@ class DataSetWriter:
 
     def _is_full(self) -> bool:
         assert self._layout is not None
-        return self._segment_rows * self._layout.row_bytes + self._pending_bytes >= self._segment_bytes
+        row_bytes = self._segment_rows * self._layout.row_bytes + self._pending_bytes
+        return row_bytes + self._item_bytes + self._pending_item_bytes >= self._segment_bytes
 
     def _note_meta(self, num_rows: int, meta: Dict[str, int]) -> None:
         if self._metas and self._metas[-1][1] == meta and PIECE not in meta:
@@ -230,7 +266,8 @@ class DataSetWriter:
         names = segment_names(self.path)
         for name in os.listdir(self.path):
             # A crash may leave a log that is not whole, or rows whose log was not created.
-            if name.endswith(f'{LOG}.new') or (name.endswith(ROWS) and name[: -len(ROWS)] not in names):
+            stem, ending = os.path.splitext(name)
+            if name.endswith(f'{LOG}.new') or (ending in (ROWS, ITEMS) and stem not in names):
                 os.unlink(os.path.join(self.path, name))
         logs: Dict[str, SegmentLog] = {}
         for name in names:
@@ -248,14 +285,18 @@ class DataSetWriter:
         last = logs[names[-1]]
         self._number = int(names[-1])
         self._open_segment(names[-1], last.layout)
-        self._segment_rows, self._log_bytes = last.num_rows, last.num_bytes
-        size = os.fstat(self._rows_file).st_size
-        if size < self._segment_rows * last.layout.row_bytes:
-            self._close_segment()
-            raise CorruptPayload(
-                f'{self._file(names[-1], ROWS)!r} has {size} bytes, and its log says '
-                f'{self._segment_rows * last.layout.row_bytes}. Record into another directory.'
-            )
+        self._segment_rows, self._log_bytes, self._item_bytes = last.num_rows, last.num_bytes, last.item_bytes
+        kinds = {ROWS: (self._rows_file, self._segment_rows * last.layout.row_bytes)}
+        if last.layout.schema.ragged:
+            kinds[ITEMS] = self._items_file, self._item_bytes
+        for kind, (descriptor, num_bytes) in kinds.items():
+            size = os.fstat(descriptor).st_size
+            if size < num_bytes:
+                self._close_segment()
+                raise CorruptPayload(
+                    f'{self._file(names[-1], kind)!r} has {size} bytes, and its log says {num_bytes}. Record into '
+                    'another directory.'
+                )
         self._cut_back()
 
     def _begin_segment(self, layout: Layout) -> None:
@@ -263,22 +304,25 @@ class DataSetWriter:
             self._number += 1
         self._close_segment()
         name = f'{self._number:06d}'
-        os.close(private_files.create(self._file(name, ROWS)))
+        for kind in (ROWS, ITEMS) if layout.schema.ragged else (ROWS,):
+            os.close(private_files.create(self._file(name, kind)))
         create_log(self._file(name, LOG), layout)
         sync_directory(self.path)
         self._open_segment(name, layout)
-        self._segment_rows, self._log_bytes = 0, os.fstat(self._log_file).st_size
+        self._segment_rows, self._log_bytes, self._item_bytes = 0, os.fstat(self._log_file).st_size, 0
 
     def _open_segment(self, name: str, layout: Layout) -> None:
         self._layout = layout
         self._rows_file = private_files.opener(self._file(name, ROWS), os.O_RDWR)
         self._log_file = private_files.opener(self._file(name, LOG), os.O_RDWR)
+        if layout.schema.ragged:
+            self._items_file = private_files.opener(self._file(name, ITEMS), os.O_RDWR)
 
     def _close_segment(self) -> None:
-        for descriptor in (self._rows_file, self._log_file):
+        for descriptor in (self._rows_file, self._log_file, self._items_file):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._rows_file = self._log_file = -1
+        self._rows_file = self._log_file = self._items_file = -1
         self._layout = None
 
     def _cut_back(self) -> None:
@@ -286,6 +330,8 @@ class DataSetWriter:
         assert self._layout is not None
         os.ftruncate(self._log_file, self._log_bytes)
         os.ftruncate(self._rows_file, self._segment_rows * self._layout.row_bytes)
+        if self._items_file >= 0:
+            os.ftruncate(self._items_file, self._item_bytes)
 
     def _write(self, descriptor: int, parts: List[Any], offset: int) -> None:
         for part in parts:

@@ -11,7 +11,7 @@ from ding_store.errors import StoreError
 from ding_store.middleware.ingest_plan import IngestPlan
 from ding_store.middleware.leave_on_signal import leave_on_signal
 from ding_store.middleware.task_stop import before_stop, failure, is_failing, spare_mesh
-from ding_store.run.recording import check_no_ragged
+from ding_store.run.recording import check_names_ragged
 from ding_store.run.session import RunSession
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Exchanger:
     def __call__(self, ctx: OnlineRLContext) -> Generator:
         if self._ingest_plan is None:
             if self._session.config.record is not None:
-                check_no_ragged(self._session.replays)
+                check_names_ragged(self._session.replays)
             self._ingest_plan = IngestPlan(task, self)
             self._begin(ctx, self._ingest_plan)
             self._start_records()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generator, List, Mapping,
 import numpy as np
 import torch
 import treetensor.torch as ttorch
+from ditk import logging
 
 from ding_store.buffer import StoreBuffer
 from ding_store.buffer.sequences.sequence_batch import joined
@@ -49,7 +50,7 @@ class Part:
     def is_collated(self) -> bool:
         """Return whether the source gives batches of ``(B, ...)`` without making elements."""
         if self._epochs is not None:
-            return True
+            return not self.source.schema.ragged
         schema = self.source.schema
         if self.source._middleware or schema is None or is_sequence(schema):
             return False
@@ -139,6 +140,8 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: boo
     if any(part.has_priorities for part in parts) and not cfg.policy.get('priority', False):
         raise ConfigError('a buffer of a mixed batch samples by priority, but policy.priority is off. Set it to True.')
 
+    why_lists = WhyLists()
+
     def _fetch(ctx: OnlineRLContext) -> Generator:
         is_time_major = (as_batch or as_sequences) and all(part.has_sequences() for part in parts)
         if not is_time_major and not (as_batch and all(part.is_collated() for part in parts)):
@@ -151,6 +154,8 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: boo
                     f'a mixed batch cannot be collated: {_obstacle(parts)}. '
                     'Change the source, or remove data sets, priorities and fixed values.'
                 )
+            if not has_no_rows and (as_batch or (as_sequences and all(map(_is_of_sequences, parts)))):
+                why_lists.log(_obstacle(parts))
             yield from _as_generator(listed(ctx))
             return
         try:
@@ -181,6 +186,30 @@ def mixed_fetcher(cfg: Any, parts: List[Part], as_batch: bool, as_sequences: boo
     return _fetch
 
 
+class WhyLists:
+    """Logs once why a policy that takes batches gets lists."""
+
+    def __init__(self) -> None:
+        self._is_logged = False
+
+    def log(self, reason: str) -> None:
+        if not self._is_logged:
+            self._is_logged = True
+            logging.warning(
+                f'ding_store: the policy gets lists instead of batches, which is slower: {reason}. '
+                "If that is intended, set store.collate='list'."
+            )
+
+
+def ragged_leaves_of(source: Any) -> str:
+    """Return words that name the ragged leaves of a replay."""
+    return f'a {_name(source)} has ragged leaves ({", ".join(map(repr, source.schema.ragged))})'
+
+
+def _is_of_sequences(part: Part) -> bool:
+    return isinstance(part.source, StoreBuffer) and is_sequence(part.source.schema)
+
+
 def _obstacle(parts: List[Part]) -> str:
     """Return why the parts cannot be collated into one batch."""
     for part in parts:
@@ -188,7 +217,7 @@ def _obstacle(parts: List[Part]) -> str:
         if isinstance(source, StoreBuffer) and source._middleware:
             return f'a {_name(source)} has middleware'
         if source.schema.ragged:
-            return f'a {_name(source)} has ragged leaves'
+            return ragged_leaves_of(source)
         if not (part.is_collated() or part.has_sequences()):
             return f'a {_name(source)} has leaves that may be None'
     return 'sequences mix only with sequences of replays, for recurrent policies'

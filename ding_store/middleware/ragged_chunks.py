@@ -7,8 +7,8 @@ from typing import Any, Dict, List, Mapping, Sequence
 
 import numpy as np
 
-from ding_store.columns import Schema
-from ding_store.columns.ragged import ALL, Names, Ragged
+from ding_store.columns import Schema, ragged
+from ding_store.columns.ragged import ALL, Names, Ragged, joined_items
 from ding_store.errors import SchemaMismatch
 from ding_store.storage.base import Array, Entry
 
@@ -23,11 +23,14 @@ def with_items(schema: Schema, columns: Mapping[str, Array], items: Mapping[str,
     Arguments:
         - columns, items (:obj:`Mapping`): What ``schema.encode_ragged`` returns.
     """
-    arrays = dict(columns)
-    for name, (dtype, shape) in schema.ragged.items():
-        rows = [np.asarray(row, dtype).reshape(len(row), *shape) for row in items.get(name, ())]
-        arrays[_ITEMS.format(name=name)] = np.concatenate([np.empty((0, *shape), dtype), *rows])
-    return arrays
+    joined = joined_items(schema.ragged, items)
+    return {**columns, **{_ITEMS.format(name=name): array for name, array in joined.items()}}
+
+
+def items_in(entry: Entry, schema: Schema) -> Dict[str, Array]:
+    """Return the items of all rows of each ragged leaf of a chunk."""
+    names = {name: _ITEMS.format(name=name) for name in schema.ragged}
+    return {name: entry.arrays[key] for name, key in names.items() if key in entry.arrays}
 
 
 def lengths_in(entry: Entry) -> Dict[str, Array]:
@@ -38,14 +41,7 @@ def lengths_in(entry: Entry) -> Dict[str, Array]:
 
 def check_items(entry: Entry, schema: Schema) -> None:
     """Raise SchemaMismatch if the items of a chunk are not those of its rows. Its columns have been checked."""
-    for name, (dtype, shape) in schema.ragged.items():
-        items, lengths = entry.arrays.get(_ITEMS.format(name=name)), entry.arrays[name]
-        if items is None or items.dtype != dtype or items.shape[1:] != shape:
-            found = 'none' if items is None else f'{items.dtype} {items.shape}'
-            raise SchemaMismatch(f'items of leaf {name!r}: expected {dtype} {("any", *shape)}, got {found}')
-        total = sum(lengths.tolist())  # of Python's integers, which have no limit
-        if lengths.min(initial=0) < 0 or total != len(items):
-            raise SchemaMismatch(f'leaf {name!r} has {len(items)} items, and its lengths have {total}')
+    ragged.check_items(schema.ragged, entry.arrays, items_in(entry, schema))
     others = entry.arrays.keys() - schema.columns().keys() - {_ITEMS.format(name=name) for name in schema.ragged}
     if others:
         raise SchemaMismatch(f'array {sorted(others)[0]!r} is no column, and has no items of a ragged leaf')

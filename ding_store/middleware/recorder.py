@@ -23,6 +23,7 @@ from ding_store.gc_freeze import leave_out_for_good
 from ding_store.middleware.chunks import ChunkDecoder, meta_of, narrowed_in
 from ding_store.middleware.consumer_offset import OTHERS, ConsumerOffset, offsets_in
 from ding_store.middleware.partitions import PIECES
+from ding_store.middleware.ragged_chunks import items_in
 from ding_store.middleware.read_ahead import ReadAhead
 from ding_store.parent_death import end_with
 from ding_store.run.members import Members
@@ -143,7 +144,8 @@ class Recorder:
             state = self._state_after(part)
             if taken.header['rows']:
                 columns, schema = self._decoder.columns(taken), self._decoder.schema(taken)
-                self._writer.append(columns, schema, narrowed_in(taken), state=state, metas=_metas_of(taken))
+                narrowed, metas, items = narrowed_in(taken), _metas_of(taken), items_in(taken, schema)
+                self._writer.append(columns, schema, narrowed, state=state, metas=metas, items=items)
             else:
                 self._writer.note(state)
             self._ack()

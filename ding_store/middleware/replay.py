@@ -25,7 +25,7 @@ from ding_store.middleware.batch_policies import takes_batch, takes_sequences
 from ding_store.middleware.consumer_offset import is_of_run
 from ding_store.middleware.ingest_plan import Pusher
 from ding_store.middleware.insert_ratio import SharedRatio, ratio_of, warn_of_no_ratio
-from ding_store.middleware.mixed_batches import is_mixed, mixed_fetcher, parts_of
+from ding_store.middleware.mixed_batches import WhyLists, is_mixed, mixed_fetcher, parts_of, ragged_leaves_of
 from ding_store.middleware.own_rank import is_first, own_rank
 from ding_store.middleware.plain_parts import stock
 from ding_store.middleware.replay_growth import ReplayGrowth, check_grows, growth_of
@@ -257,9 +257,16 @@ def data_fetcher(cfg: Any, buffer_: Any, policy: Any = None, collate: str = 'aut
     as_batch = collate == 'batch' or (is_known and takes_batch(policy))
     as_sequences = is_known and takes_sequences(policy)
 
+    why_lists = WhyLists()
+
     def comes_as_batch(schema: Optional[Schema]) -> bool:
         # The buffer's middleware works on lists. Elements that are not in columns cannot be collated.
-        return not buffer_._middleware and schema is not None and (as_batch or (as_sequences and is_sequence(schema)))
+        if buffer_._middleware or schema is None or not (as_batch or (as_sequences and is_sequence(schema))):
+            return False
+        if not (schema.ragged and is_sequence(schema)):
+            return True
+        why_lists.log(ragged_leaves_of(buffer_))  # A batch of sequences has no lengths of leaves.
+        return False
 
     unroll_len = cfg.policy.collect.get('unroll_len', 1)
     if is_mixed(buffer_) and unroll_len <= 1:

@@ -36,12 +36,11 @@ def _digest(path: str) -> str:
     return hashlib.sha256(os.path.realpath(path).encode()).hexdigest()[:8]
 
 
-def check_no_ragged(replays: Iterable[Any]) -> None:
-    """Raise ConfigError if a replay has leaves whose first dimension varies: a data set cannot hold them."""
+def check_names_ragged(replays: Iterable[Any]) -> None:
+    """Raise ConfigError if a replay has all leaves ragged: the episodes of a data set need plain rewards and ends."""
     for replay in replays:
-        if replay.ragged:
-            named = replay.ragged if isinstance(replay.ragged, str) else list(replay.ragged)
+        if replay.ragged == 'all':
             raise ConfigError(
-                f'replay_buffer.ragged ({named!r}) cannot be recorded: a data set cannot hold leaves that vary. Remove '
-                'store.record, or pad these leaves in the collector and remove ragged.'
+                "replay_buffer.ragged ('all') cannot be recorded, because rewards would vary as well. Name the leaves, "
+                "such as ['obs/units'], or remove store.record."
             )

@@ -276,6 +276,50 @@ def test_wrapper_gives_time_major_batches_and_lists() -> None:
     assert all(collated[0][key].equal(collated[1][key]) for key in ('obs', 'reward', 'done', 'IS'))
 
 
+def test_sum_of_sequence_batches_is_one_batch() -> None:
+    """DI-engine's R2D3 adds a batch of its own sequences and one of an expert's, and updates the priorities of both."""
+
+    def sampled(begin: int, size: int, length: int = 4, **config: Any) -> Any:
+        buffer = make(**{'priority': True, 'priority_IS_weight': True, **config})
+        buffer.push([{**sequence(i, length), 'whole': torch.tensor(float(i))} for i in range(begin, begin + 10)], 0)
+        return buffer.sample(size, 0)
+
+    agent, expert = sampled(0, 5), sampled(20, 3)
+    elements = [each.plain() for each in [*agent, *expert]]
+    both = agent + expert
+    assert isinstance(both, SequenceBatch)
+    assert len(both) == 8
+    for key in ('replay_unique_id', 'replay_buffer_idx', 'IS'):
+        assert [each[key] for each in both] == [each[key] for each in elements], key
+    assert is_same([each.plain() for each in both], elements)
+    made = timestep_collate(both)
+    assert made['obs'].data_ptr() == both.obs.data_ptr(), 'no element was collated'
+    expected = timestep_collate(elements)
+    assert is_same(made, {key: expected[key] for key in made})
+
+    third = both + sampled(40, 2)
+    assert timestep_collate(third)['whole'].tolist() == [each['whole'].item() for each in third]
+    for other in (sampled(20, 3, length=5), sampled(20, 3, priority=False, priority_IS_weight=False), [sequence(1)]):
+        assert isinstance(agent + other, list)
+    both[0]['reward'] = elements[1]['reward']
+    assert isinstance(both + expert, list)
+    assert (both + expert)[0]['reward'] is elements[1]['reward']
+
+
+def test_wrapper_batch_is_added_to_that_of_another_buffer() -> None:
+    """Only one of two configs has the flag. The ids of DI-engine's buffer are texts."""
+    ours, texts = filled(priority=True), [element(20 + i, replay_unique_id=f'expert_{i}') for i in range(3)]
+    for both, place in ((ours.sample(5, 0) + texts, 0), (texts + ours.sample(5, 0), 3)):
+        assert default_collate(both)['obs'].shape == (8, 3)
+        ids = [each['replay_unique_id'] for each in both]
+        ours.update({'priority': [5.0] * 5, 'replay_unique_id': ids[place : place + 5]})
+    ours = make(priority=True)
+    ours.push([sequence(i) for i in range(10)], 0)
+    for add in (lambda batch: batch + texts, lambda batch: texts + batch):
+        with pytest.raises(ConfigError, match='Set the flag in both configs'):
+            add(ours.sample(5, 0))
+
+
 def test_wrapper_element_steps_are_lists() -> None:
     """NGU's reward models concatenate them, and torch takes lists only."""
     buffer = make()

@@ -11,6 +11,7 @@ import torch
 from rows import element, numbers, write
 
 from ding_store.columns import Schema
+from ding_store.columns.ragged import joined_items
 from ding_store.datasets import DataSet, DataSetWriter
 from ding_store.datasets.writer import segment_names
 from ding_store.errors import (
@@ -265,11 +266,14 @@ def test_other_format_is_refused_with_its_number(tmp_path, monkeypatch):
 def write_on(path, commit_bytes, pipe):
     """Append rows for ever, in a process that will be killed, and report each append."""
     with DataSetWriter(path, segment_bytes=2000, commit_bytes=commit_bytes) as writer:
-        number, schema = 0 if writer.state is None else writer.state['next'], Schema.infer([element(0)])
+        number, schema = 0 if writer.state is None else writer.state['next'], None
         while True:
-            columns = schema.encode([element(number), element(number + 1)])
+            elements = [{**dict(element(i).items()), 'units': torch.full((i % 4, 2), i)} for i in (number, number + 1)]
+            schema = schema or Schema.infer(elements, ragged=['units'])
+            columns, rows = schema.encode_ragged(elements)
             number += 2
-            writer.append(columns, schema, state={'next': number})
+            items = joined_items(schema.ragged, rows)
+            writer.append(columns, schema, state={'next': number}, items=items)
             pipe.send(number)
 
 
@@ -288,4 +292,6 @@ def test_killed_writer_resumes_without_a_gap_or_a_double(tmp_path, commit_bytes)
     data = DataSet(tmp_path / 'data')
     assert numbers(data.columns(range(len(data)))) == list(range(len(data)))
     assert len(data) >= 250
+    units = data.columns(range(len(data)))['units']
+    assert [each.tolist() for each in units.rows] == [[[i, i]] * (i % 4) for i in range(len(data))]
     assert data.verify() == {}

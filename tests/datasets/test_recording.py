@@ -189,6 +189,19 @@ def test_rows_metas_and_episodes_of_a_run_are_recorded(tmp_path):
     assert episodes_of(data).lengths.tolist() == [12]
 
 
+def test_leaves_that_vary_in_size_are_recorded(tmp_path):
+    with stream() as (store, writer):
+        writer.ragged = ('units',)
+        for number in range(6):
+            last = chunk(writer, [number, number], units=torch.full((number, 2), float(number)))
+        made = record(store, tmp_path / 'set', last.number)
+    assert made.summary() == f'recorded 12 rows of 6 entries into {tmp_path / "set"}; skipped nothing'
+    with DataSet(tmp_path / 'set') as data:
+        assert data.verify() == {}
+        found = [each.units.tolist() for each in data.elements(range(12))]
+        assert found == [[[float(number)] * 2] * number for number in range(6) for _ in range(2)]
+
+
 def test_killed_durable_recorder_goes_on_without_a_gap_or_a_double(tmp_path):
     with stream() as (store, writer):
         store.register(STREAM, reader_name(str(tmp_path / 'set')))

@@ -293,6 +293,27 @@ def test_leaves_that_differ_between_rows_are_mixed_as_a_list(make, change, ragge
         fetched(fetch)
 
 
+@pytest.mark.parametrize('is_mixed', [False, True], ids=['single', 'mixed'])
+def test_ragged_sequences_come_as_lists_with_one_log_line(is_mixed, caplog):
+    def units(number):
+        return {'units': torch.ones(1 + number % 5, 2)}
+
+    sampler = None if is_mixed else Prioritized()
+    buffer_ = changed(0, units, ragged=['units'], sampler=sampler)
+    policy = types.SimpleNamespace(forward=R2D2Policy.__new__(R2D2Policy)._forward_learn)  # one that takes sequences
+    fetch = data_fetcher(
+        CFG, [(buffer_, 0.5), (changed(50, units, ragged=['units']), 0.5)] if is_mixed else buffer_, policy
+    )
+    for _ in range(3):
+        batch = fetched(fetch, np.ones(16))
+        assert isinstance(batch, list)
+        assert len(batch) == 16
+        assert all(len(each['units']) == 1 + int(each['weight_of_all']) % 5 for each in batch)
+    (line,) = [record.getMessage() for record in caplog.records if 'lists' in record.getMessage()]
+    assert 'ragged' in line
+    assert "'units'" in line
+
+
 def test_states_that_are_none_in_some_rows_get_no_fixed_value():
     sources = [(sequences(0), 0.5), (changed(50, at_episode_start), 0.5, {'prev_state': 0.0})]
     with pytest.raises(SchemaMismatch, match="sets leaf 'prev_state', which is no tensor in each row"):

@@ -10,11 +10,10 @@ from ding.data.buffer import DequeBuffer  # noqa: E402
 from learners import HEADER, Learner, step  # noqa: E402
 
 from ding_store.buffer import StoreBuffer  # noqa: E402
-from ding_store.datasets import DataSetWriter  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
 from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.run.recording import check_no_ragged  # noqa: E402
+from ding_store.run.recording import check_names_ragged  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
 UNITS = [3, 0, 5, 1, 2, 0, 0]
@@ -116,16 +115,7 @@ def test_chunk_with_damaged_items_is_no_chunk(store, name, change, reason):
         ChunkDecoder().check(damaged)
 
 
-def test_data_set_refuses_leaves_that_vary(store, tmp_path):
-    writer_of(store).write(ELEMENTS, HEADER)
-    (entry,) = store.read(STREAM)
-    decoder = ChunkDecoder()
-    decoder.check(entry)
-    with DataSetWriter(tmp_path / 'set') as data_set, pytest.raises(SchemaMismatch, match="'units' varies"):
-        data_set.append(decoder.columns(entry), decoder.schema(entry))
-
-
-def test_run_of_leaves_that_vary_is_not_recorded():
-    check_no_ragged([StoreBuffer(10)])
-    with pytest.raises(ConfigError, match="replay_buffer.ragged \\(\\['units'\\]\\) cannot be recorded"):
-        check_no_ragged([StoreBuffer(10), StoreBuffer(10, ragged=('units',))])
+def test_run_with_all_leaves_ragged_is_not_recorded():
+    check_names_ragged([StoreBuffer(10), StoreBuffer(10, ragged=('units',))])
+    with pytest.raises(ConfigError, match="replay_buffer.ragged \\('all'\\) cannot be recorded"):
+        check_names_ragged([StoreBuffer(10), StoreBuffer(10, ragged='all')])

@@ -228,4 +228,9 @@ def test_three_ways_give_the_batches_of_plain_ding(name: str, tmp_path: Any, mon
             batch = collate(sampled(buffer))
             assert is_same({key: batch[key] for key in batch if key not in IDS}, expected), way
         assert is_same(trained(sampled(buffer)), outputs), way
+        if name == 'r2d3':  # its entry adds a batch of its own buffer and one of the expert's
+            both = buffer.sample(B // 2, 0) + buffer.sample(B // 2, 0)
+            rows = [each['replay_unique_id'] for each in both]
+            listed = [{**copy.deepcopy(elements[row]), 'IS': 1.0, 'priority_IS': 1.0} for row in rows]
+            assert is_same(trained(both), trained(listed)), way
         buffer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceABC
+from contextlib import suppress
 from functools import cache
 from typing import Any, Callable, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -10,11 +11,11 @@ import torch
 import treetensor.torch as ttorch
 from treevalue.tree.common import TreeStorage, create_storage
 
-from ding_store.buffer.batch import Collation, Deferred, TrainBatch
+from ding_store.buffer.batch import IDS, OWN_KEYS, Collation, Deferred, TrainBatch
 from ding_store.buffer.sequences.states import STATE, States
-from ding_store.buffer.sequences.unrolled import has_optional
+from ding_store.buffer.sequences.unrolled import has_optional, parts_can_be_joined
 from ding_store.columns import Schema, nodes
-from ding_store.errors import SchemaMismatch
+from ding_store.errors import ConfigError, SchemaMismatch
 
 
 class _Form(NamedTuple):
@@ -36,14 +37,69 @@ class SequenceBatch(TrainBatch):
         A batch with leaves ``(T, B, ...)`` that also behaves like a list of B dicts. The values of the dicts are lists
         of T steps, as collectors of the config pipeline make them. ``timestep_collate`` and IMPALA's collate use the
         batch without copying a leaf. The former serves R2D2, R2D3, NGU, QMIX, WQMIX, CollaQ, QTRAN, COMA and MADQN. Any
-        other caller of ``default_collate`` gets lists of T tensors ``(B, ...)``.
+        other caller of ``default_collate`` gets lists of T tensors ``(B, ...)``. The sum of two such batches, as the
+        entry of R2D3 makes it, is one if their leaves are the same, and else a list.
     """
 
     _own_keys = frozenset({STATE})
     _form: _Form  # as ``_list``, not in a subtree
 
+    @classmethod
+    def of(
+        cls,
+        tree: ttorch.Tensor,
+        size: int,
+        make_elements: Callable[[], List[Dict[str, Any]]],
+        cat_1dim: bool = True,
+    ) -> TrainBatch:
+        batch = super().of(tree, size, make_elements, cat_1dim)
+        if isinstance(tree, SequenceBatch):
+            batch.__dict__['_form'] = tree._form
+        return batch
+
+    def __add__(self, other: Sequence[Any]) -> Any:
+        if isinstance(other, SequenceBatch) and self._can_be_added() and other._can_be_added():
+            with suppress(SchemaMismatch):
+                return self._sum(other)
+        _check_is_ours(other)
+        return super().__add__(other)
+
+    def __radd__(self, other: Sequence[Any]) -> List[Any]:
+        _check_is_ours(other)
+        return super().__radd__(other)
+
+    def _can_be_added(self) -> bool:
+        if self._list is None or self._list.by_element:
+            return False
+        form = self._form
+        return not form.step.ragged and parts_can_be_joined(
+            form.step.root, None if form.rest is None else form.rest.root
+        )
+
+    def _sum(self, other: SequenceBatch) -> TrainBatch:
+        batch = joined([self, other])
+        listed = batch._list
+        assert listed is not None
+
+        def elements() -> List[Dict[str, Any]]:
+            made = listed.make()
+            for element, own in zip(made, [*self, *other]):
+                element.update({key: own[key] for key in OWN_KEYS if key in own})
+            return made
+
+        return SequenceBatch.of(batch, len(batch), elements)
+
     def _is_collated_for(self, collation: Collation) -> bool:
         return collation.cat_1dim and collation.stacks_steps
+
+
+def _check_is_ours(elements: Sequence[Any]) -> None:
+    """Raise ConfigError if these are of DI-engine's 'advanced' buffer. Numbers in its steps do not become tensors."""
+    if not isinstance(elements, TrainBatch) and any(isinstance(each.get(IDS[0]), str) for each in elements):
+        raise ConfigError(
+            "a batch of sequences of ding_store cannot be added to one of DI-engine's 'advanced' buffer. Set the flag "
+            'in both configs, also in that of the expert.'
+        )
 
 
 class StepRows(List[List[Any]]):
@@ -114,7 +170,7 @@ def joined(batches: Sequence[SequenceBatch]) -> SequenceBatch:
         - SchemaMismatch: The batches differ in their leaves or in the length of their sequences.
     """
     forms = [batch._form for batch in batches]
-    whole = forms[0].whole_keys
+    whole = forms[0].whole_keys | (frozenset(OWN_KEYS) & set(batches[0].keys()))
 
     @cache
     def states() -> List[List[Any]]:
@@ -129,7 +185,7 @@ def joined(batches: Sequence[SequenceBatch]) -> SequenceBatch:
     storage = create_storage(_joined_trees('', items, lambda key: 0 if key in whole else 1))
     if rows_of_states is not None:
         storage.set(STATE, rows_of_states)
-    return _batch_of(storage, sum(map(len, batches)), forms[0]._replace(states=states))
+    return _batch_of(storage, sum(map(len, batches)), forms[0]._replace(states=states, whole_keys=whole))
 
 
 def _have_none(schemas: List[Schema]) -> bool:

@@ -38,6 +38,11 @@ def can_be_joined(schema: Schema) -> bool:
     if not is_sequence(schema) or schema.ragged:
         return False
     steps, rest = _parts(schema.root, [])
+    return parts_can_be_joined(steps, rest)
+
+
+def parts_can_be_joined(steps: Optional[Node], rest: Optional[Node]) -> bool:
+    """Return whether only the states before the steps may be None in some rows, see ``can_be_joined``."""
     parts = [rest, *(child for key, child in steps.items if key != STATE)] if isinstance(steps, Mapping) else [steps]
     return not any(part is not None and has_optional(part) for part in parts)
 

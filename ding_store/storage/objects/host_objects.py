@@ -120,6 +120,7 @@ class HostObjects:
             directory = spill_directory(options.spill_dir, run_directory)
             # Objects leave the disk in the order in which they came: any other order would write more.
             self._spill = _Tier(directory, options.spill_max_bytes, SPILLED, Fifo())
+        self._tiers = [self._memory] if self._spill is None else [self._memory, self._spill]
         self._evicting = FetchLock(self._evict_path, _PATIENCE_S)
 
     def _remove_those_of_another_boot(self) -> None:
@@ -313,7 +314,13 @@ class HostObjects:
 
     def view(self, ref: str) -> Optional[memoryview]:
         """Return an object's bytes, read-only, or None if it is not on this host."""
-        return self.views([ref])[0]
+        opened = self._opened(ref)
+        if opened is None:
+            return None
+        try:
+            return object_file.read(*opened)
+        finally:
+            os.close(opened[0])
 
     def views(self, refs: Sequence[str]) -> List[Optional[memoryview]]:
         """Return the bytes of several objects, see ``view``. Spilled ones are read from the disk at the same time."""
@@ -323,7 +330,7 @@ class HostObjects:
             num_bytes = 0
             try:
                 for ref in refs[len(found) : len(found) + _NUM_OPENED]:
-                    opened.append(self._opened(ref))
+                    opened.append(self._opened(ref, is_read_later=True))
                     num_bytes += 0 if opened[-1] is None else opened[-1][1]
                     if num_bytes >= _OPENED_BYTES:
                         break
@@ -335,19 +342,27 @@ class HostObjects:
                         os.close(one[0])
         return found
 
-    def _opened(self, ref: str) -> Optional[Tuple[int, int]]:
-        """Open an object's file, and return its descriptor and size. The disk begins to read it if it was spilled."""
-        for tier in self._tiers():
+    def _opened(self, ref: str, is_read_later: bool = False) -> Optional[Tuple[int, int]]:
+        """
+        Open an object's file, and return its descriptor and size. The disk begins to read a spilled one, unless the
+        caller's next call reads all of it anyway.
+        """
+        for tier in self._tiers:
+            path = tier.path(ref)
+            # Most of those that are not in memory were spilled. This is faster than the error of ``opener``.
+            if tier is not self._tiers[-1] and not os.access(path, os.F_OK):
+                continue
             try:
-                descriptor = private_files.opener(tier.path(ref))
+                descriptor = private_files.opener(path)
             except (FileNotFoundError, BlockingIOError):  # It is gone, or becomes a free file just now.
                 continue
             is_kept = False
             try:
                 status = os.fstat(descriptor)
-                if tier.word == SPILLED:
-                    page_cache.load(descriptor, 0, status.st_size)
-                if may_be_kept(status.st_size) and not _is_at(tier.path(ref), status):
+                if tier is self._spill:
+                    if is_read_later or object_file.is_mapped(status.st_size):
+                        page_cache.load(descriptor, 0, status.st_size)
+                elif may_be_kept(status.st_size) and not _is_at(path, status):
                     continue
                 stamp = tier.order.stamp_at_read(status.st_mtime_ns)
                 if stamp != status.st_mtime_ns:
@@ -360,7 +375,7 @@ class HostObjects:
         return None
 
     def has(self, ref: str) -> bool:
-        return any(os.path.exists(tier.path(ref)) for tier in self._tiers())
+        return any(os.path.exists(tier.path(ref)) for tier in self._tiers)
 
     def pin(self, ref: str) -> Optional[OwnerLock]:
         """
@@ -371,7 +386,7 @@ class HostObjects:
         """
         deadline = time.monotonic() + _PATIENCE_S
         while self.has(ref):
-            for tier in self._tiers():
+            for tier in self._tiers:
                 with suppress(FileNotFoundError, BlockingIOError):
                     held = claim(tier.path(ref), shared=True)
                     if held is not None and _is_at(tier.path(ref), os.fstat(held.descriptor)):
@@ -397,7 +412,7 @@ class HostObjects:
     def delete(self, ref: str) -> bool:
         """Delete an object on this host, and return whether it was here. Pins do not keep it."""
         with self.state.locked():
-            were_here = [self._removed(tier, ref) for tier in self._tiers()]
+            were_here = [self._removed(tier, ref) for tier in self._tiers]
             if any(were_here) or self.state.why_gone(ref) != DELETED:
                 self.state.note_gone(ref, DELETED)
             self.state.add('deleted', any(were_here))
@@ -406,7 +421,7 @@ class HostObjects:
     def usage(self) -> Dict[str, Usage]:
         """Return what each directory has. This lists both."""
         with self.state.locked():
-            listed = {tier.word: self._listed(tier) for tier in self._tiers()}
+            listed = {tier.word: self._listed(tier) for tier in self._tiers}
         return {word: Usage(len(found), sum(one.num_bytes for one in found)) for word, found in listed.items()}
 
     def counts(self) -> Dict[str, int]:
@@ -419,9 +434,6 @@ class HostObjects:
         self.state.close()
 
     # Eviction
-
-    def _tiers(self) -> List[_Tier]:
-        return [self._memory] if self._spill is None else [self._memory, self._spill]
 
     def _make_room(self, num_bytes: int) -> None:
         with self._evicting.taken() as held:

@@ -159,6 +159,11 @@ def create(path: str) -> OwnerLock:
         ) from e
 
 
+def is_mapped(size: int) -> bool:
+    """Return whether ``read`` maps a file of this size."""
+    return size >= _MAP_FROM_BYTES
+
+
 def read(descriptor: int, size: int) -> memoryview:
     """
     Overview:
@@ -168,8 +173,7 @@ def read(descriptor: int, size: int) -> memoryview:
     """
     if size < _TRAILER.size:
         raise CorruptPayload(f'the file of an object has {size} bytes')
-    is_small = size < _MAP_FROM_BYTES
-    view = memoryview(os.pread(descriptor, size, 0)) if is_small else map_bytes(descriptor, size)
+    view = map_bytes(descriptor, size) if is_mapped(size) else memoryview(os.pread(descriptor, size, 0))
     return view[: _checked(_TRAILER.unpack_from(view, size - _TRAILER.size)[0], size)]
 
 
