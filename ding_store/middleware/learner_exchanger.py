@@ -18,7 +18,7 @@ from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.feed import LEARNER_READER, Feed
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead, SharedRatio
+from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.learner_ranks import LearnerRank
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, own_partitions
@@ -151,8 +151,6 @@ class LearnerExchanger(Exchanger):
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
             self._ratio_read_ahead = RatioReadAhead(lambda timeout_s: self._take_chunk(1, timeout_s), ratio)
-            if self._rank is not None and isinstance(ratio, SharedRatio):
-                self._rank.ratio = ratio
 
     def _start_records(self) -> None:
         settings = {name: getattr(self._session.config, name) for name in SETTINGS}
