@@ -18,7 +18,7 @@ from ding_store.middleware.consumer_offset import ConsumerOffset
 from ding_store.middleware.exchanger import Exchanger
 from ding_store.middleware.feed import LEARNER_READER, Feed
 from ding_store.middleware.ingest_plan import IngestPlan
-from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead, SharedRatio
+from ding_store.middleware.insert_ratio import InsertRatio, RatioReadAhead
 from ding_store.middleware.learner_ranks import LearnerRank
 from ding_store.middleware.own_rank import own_rank
 from ding_store.middleware.partitions import check_replay_path, own_partitions
@@ -61,6 +61,7 @@ class LearnerExchanger(Exchanger):
     _away_since: Optional[float] = None
     _recorder: Optional[RunRecorder] = None
     _rank: Optional[LearnerRank] = None  # None: there is one learner
+    _counts_with_others = False  # ``num_passed`` begins where that of the other learners does
     _recording: Optional[RecorderProcess] = None  # of the experience, with store.record
 
     def __init__(self, session: RunSession, skip_n_iter: int) -> None:
@@ -150,8 +151,6 @@ class LearnerExchanger(Exchanger):
         self._ratio_read_ahead: Optional[RatioReadAhead] = None
         if isinstance(ratio, InsertRatio) and ratio.samples_per_insert is not None:
             self._ratio_read_ahead = RatioReadAhead(lambda timeout_s: self._take_chunk(1, timeout_s), ratio)
-            if self._rank is not None and isinstance(ratio, SharedRatio):
-                self._rank.ratio = ratio
 
     def _start_records(self) -> None:
         settings = {name: getattr(self._session.config, name) for name in SETTINGS}
@@ -222,6 +221,11 @@ class LearnerExchanger(Exchanger):
             if not feed.read_ahead.wait(max(0.0, deadline - time.monotonic())):
                 return None
         most = max(self._num_passed(), 0 if self._rank is None else self._rank.most_passed)
+        if self._rank is not None and self._rank.most_passed and not self._counts_with_others:
+            # The others may go on with the counts in their replays. This learner has none, and is not behind.
+            self._counts_with_others, more = True, most - self._num_passed()
+            for each in self.consumer_offset.all():
+                each.num_passed += 0 if self.consumer_offset.is_resumed else more
         taken = []
         for feed in self.feeds.values():
             taken += feed.read_ahead.take(max_entries + most - feed.offset.num_passed, 0.0)

@@ -191,6 +191,14 @@ def _keep_ratio(config: StoreConfig, cfg: Any, buffer_: Buffer) -> None:
     elif not task.router.is_active:
         reason = 'they need a run with roles'
     else:
+        rank = own_rank()
+        if rank is not None and isinstance(ratio, SharedRatio):
+            if rank.ratio is not None:
+                raise ConfigError(
+                    f'store.samples_per_insert ({config.samples_per_insert:g}) of several learners needs one replay, '
+                    'and this pipeline has two with a data_pusher. Remove it, or use --roles learner=1.'
+                )
+            rank.ratio = ratio
         buffer_.limiter = ratio
         return
     warn_of_no_ratio(config, reason)

@@ -17,6 +17,7 @@ from easydict import EasyDict  # noqa: E402
 from ding_store.buffer import RateLimiter, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import ConfigError, NotEnoughData, StoreTimeout  # noqa: E402
+from ding_store.middleware import replay  # noqa: E402
 from ding_store.middleware.ingest_plan import IngestPlan  # noqa: E402
 from ding_store.middleware.insert_ratio import RatioReadAhead, ratio_of  # noqa: E402
 from ding_store.middleware.replay import data_pusher  # noqa: E402
@@ -199,6 +200,21 @@ def test_rank_that_goes_on_with_another_ratio_counts_anew():
     for _ in range(20):
         ranks.iterate()
     assert ranks.train_iter > 5
+
+
+def test_ratio_of_several_learners_needs_one_replay(monkeypatch):
+    """The learners agree on one ratio. Samples by another one would never be allowed."""
+    rank = SimpleNamespace(ratio=None)
+    learner = SimpleNamespace(router=SimpleNamespace(is_active=True), role=SimpleNamespace(LEARNER=0))
+    learner.has_role = lambda role: True
+    monkeypatch.setattr(replay, 'own_rank', lambda: rank)
+    monkeypatch.setattr(replay, 'task', learner)
+    config = StoreConfig(num_learners=2, samples_per_insert=2.0, error_buffer=64.0)
+    first = StoreBuffer(100)
+    replay.data_pusher(CONFIG, first, config=config)
+    assert rank.ratio is first.limiter
+    with pytest.raises(ConfigError, match=r'samples_per_insert \(2\) of several learners needs one replay'):
+        replay.data_pusher(CONFIG, StoreBuffer(100), config=config)
 
 
 def test_chunks_left_at_the_end_are_inserted_at_any_ratio():

@@ -176,13 +176,30 @@ def test_partition_with_an_old_collector_is_not_ahead(store, tmp_path, serial_ta
 
 def test_learner_is_not_behind_another_that_lost_a_chunk(store, tmp_path, serial_task):
     writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
-    for number in range(6):
+    for number in range(9):
         writers[number % 3].write([step(number)], dict(HEADER, env_step=8))
     rank = Rank(store, tmp_path)
-    rank.agree_with(most_passed=2)
-    eventually(lambda: all(len(feed.read_ahead) == 2 for feed in rank.feeds.values()), 'six parts are read')
+    eventually(lambda: all(len(feed.read_ahead) == 3 for feed in rank.feeds.values()), 'nine parts are read')
+    rank.agree_with(most_passed=1)
+    assert rank.receive() == 3
+    rank.agree_with(most_passed=3)
     assert rank.receive() == 6
-    assert rank.num_passed == 2
+    assert rank.num_passed == 4
+    rank.close()
+
+
+def test_learner_that_lost_its_replay_takes_one_chunk_at_a_time(store, tmp_path, serial_task):
+    """The others go on with the counts of their replays, and it begins at 0."""
+    writers = [ChunkWriter(store.another(), stream_of(i, NUM)) for i in range(3)]
+    for number in range(4):
+        write(store, writers, number)
+    rank, taken = Rank(store, tmp_path), []
+    eventually(lambda: [len(feed.read_ahead) for feed in rank.feeds.values()] == [4, 4, 4], 'all parts are read')
+    for most_passed in (0, 1001, 1002, 1003):
+        rank.agree_with(most_passed)
+        taken.append(rank.receive())
+        rank.send()
+    assert taken == [3, 3, 3, 3]
     rank.close()
 
 
