@@ -22,8 +22,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
+
+from pages import commit_name, machine_name
 
 ROOT = Path(__file__).resolve().parent.parent
 MAIN = ROOT / 'dizoo_configs' / 'cartpole' / 'cartpole_dqn_main.py'
@@ -296,11 +299,14 @@ brackets each seed. This command makes the page:
 python scripts/learn_offline.py --seeds {seeds} {length} --page docs/results/learn-offline.md
 ```
 
+Measured until {date.today()}, at commit {commit_name()}, on {machine_name()}.
+
 {text}
 
 * The rows are those of a learning policy, which explores. So BC learns to play as the run did, not as its end.
 * Both formats have the same rows. HDF5 has them episode by episode, and the data set as they were collected. So the
-  same seed draws other batches, and the scores of one seed differ. Compare the difference with its standard error.
+  same seed draws other batches, and the scores of one seed differ. Each epoch is a random permutation of the same rows
+  in both, so a difference of the means is chance.
 * The same seed in the same order trains the same model. Each seed trains once more from the data set, with the rows in
   HDF5's order, for {min(_CHECKED, options.iterations):,} iterations. The last line above counts the equal curves.
 

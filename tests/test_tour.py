@@ -159,9 +159,9 @@ def test_tour_of_a_transition_is_called_in_order(sessions, monkeypatch):
     from easydict import EasyDict
 
     from ding_store.middleware.collector_exchanger import CollectorExchanger
-    from ding_store.middleware.exchanger import STREAM
     from ding_store.middleware.learner_exchanger import LEARNER_READER, LearnerExchanger
     from ding_store.middleware.replay import OffPolicyLearner, data_pusher, replay_buffer
+    from ding_store.run.recording import STREAM
 
     collector, learner = sessions
     # The first reply of the server tells a writer that the readers are on its host. The walk begins after it.

@@ -21,7 +21,7 @@ class Column(NamedTuple):
 #: Name -> unit and meaning. docs/reference/metrics.md has the same table. A record leaves out what is not known.
 COLUMNS: Dict[str, Column] = {
     'time': Column('s', 'seconds since 1970 by the clock of the learner'),
-    'env_step': Column('steps', 'environment steps whose rows the learner has read'),
+    'env_step': Column('steps', 'environment steps that collectors have reported'),
     'train_iter': Column('iterations', 'training iterations'),
     'eval_return': Column('', 'mean return of the newest evaluation, in the first record after it'),
     'eval_step': Column('steps', 'environment steps at that evaluation'),

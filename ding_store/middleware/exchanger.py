@@ -17,8 +17,6 @@ from ding_store.run.session import RunSession
 if TYPE_CHECKING:
     from ding.framework import OnlineRLContext
 
-STREAM = 'experience'
-
 
 class Exchanger:
     """Base of the exchangers: joins the run as a member and handles the run's end."""

@@ -47,7 +47,7 @@ class LearnerExchanger(Exchanger):
         ``ctx.trajectories`` or ``ctx.episodes`` and pass through the pipeline's other middleware.
         A collector sends a part of each chunk to every partition. A learner with several partitions takes one part from
         each of them where it says "chunk" here. After one of them lost a part, it takes the same part of the others
-        together with the next one. So no partition, and no learner, stays behind.
+        together with the next one, so they do not stay behind.
         While the store is away, the loop uses chunks that were read before, and trains as far as the ratio permits.
         With ``train_ratio='free'`` it trains on the rows in the replay. Acks and progress wait until the store is back.
     Attributes:

@@ -11,7 +11,7 @@ from ding_store.config import StoreConfig
 from ding_store.errors import ConfigError
 from ding_store.run.members import launch
 
-#: The stream of experience, as ``middleware.exchanger`` names it. That module imports DI-engine.
+#: The stream of experience. With several partitions, their streams begin with this name.
 STREAM = 'experience'
 #: Recorders have node ids from here on, far above those of other members.
 _FIRST_NODE_ID = 1 << 20

@@ -13,9 +13,9 @@ from ding_store.metrics.figures import APPEND_BUCKETS_S
 from ding_store.middleware import collector_exchanger
 from ding_store.middleware.chunks import ChunkWriter
 from ding_store.middleware.collector_exchanger import UNSETTLED, CollectorExchanger, take_ordinal
-from ding_store.middleware.exchanger import STREAM
 from ding_store.middleware.partitions import Part, Partitioner
 from ding_store.run.members import Member
+from ding_store.run.recording import STREAM
 from ding_store.run.session import RunSession
 from ding_store.storage import open_store
 from ding_store.storage.base import EntryId

@@ -21,12 +21,12 @@ from ding_store.launch.status import read_status  # noqa: E402
 from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E402
 from ding_store.middleware.chunks import SCHEMA_VALUE, ChunkWriter  # noqa: E402
 from ding_store.middleware.context_exchanger import FollowerExchanger  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.weights import WeightsReceiver  # noqa: E402
 from ding_store.run import claim  # noqa: E402
 from ding_store.run.ending import CHECKPOINTS, FINISH, clear_ended_run, end_of  # noqa: E402
 from ding_store.run.lease import FIELDS  # noqa: E402
 from ding_store.run.members import STREAM_OPTIONS  # noqa: E402
+from ding_store.run.recording import STREAM  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.run.several_learners import decide_num_workers, num_workers_of  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402

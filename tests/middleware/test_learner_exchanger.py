@@ -27,8 +27,8 @@ from ding_store.middleware.backpressure import PROGRESS, Backpressure  # noqa: E
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in  # noqa: E402
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
 from ding_store.middleware.consumer_offset import ConsumerOffset  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
+from ding_store.run.recording import STREAM  # noqa: E402
 from ding_store.run.time_spent import TimeSpent  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.base import Entry, EntryId  # noqa: E402

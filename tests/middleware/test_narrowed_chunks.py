@@ -15,7 +15,7 @@ from ding_store.buffer import Prioritized, StoreBuffer  # noqa: E402
 from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import CorruptPayload  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.run.recording import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402
 

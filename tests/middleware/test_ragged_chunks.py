@@ -12,8 +12,7 @@ from learners import HEADER, Learner, step  # noqa: E402
 from ding_store.buffer import StoreBuffer  # noqa: E402
 from ding_store.errors import ConfigError, CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
-from ding_store.run.recording import check_names_ragged  # noqa: E402
+from ding_store.run.recording import STREAM, check_names_ragged  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 
 UNITS = [3, 0, 5, 1, 2, 0, 0]

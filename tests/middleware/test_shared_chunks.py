@@ -19,7 +19,7 @@ from ding_store.environment import ENV_NO_NUMBA  # noqa: E402
 from ding_store.errors import CorruptPayload, SchemaMismatch  # noqa: E402
 from ding_store.middleware.chunks import ChunkDecoder, ChunkWriter, narrowed_in, num_bytes  # noqa: E402
 from ding_store.middleware.collector_exchanger import CollectorExchanger  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
+from ding_store.run.recording import STREAM  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
 from ding_store.storage.encoding.framing import encode  # noqa: E402
 from ding_store.storage.testing import eventually  # noqa: E402

@@ -21,9 +21,9 @@ from ding_store.config import StoreConfig  # noqa: E402
 from ding_store.errors import StoreUnavailable  # noqa: E402
 from ding_store.middleware.backpressure import Backpressure  # noqa: E402
 from ding_store.middleware.chunks import ChunkWriter  # noqa: E402
-from ding_store.middleware.exchanger import STREAM  # noqa: E402
 from ding_store.middleware.ingest_plan import replay_figures  # noqa: E402
 from ding_store.middleware.weights import WeightsSender  # noqa: E402
+from ding_store.run.recording import STREAM  # noqa: E402
 from ding_store.run.session import RunSession  # noqa: E402
 from ding_store.run.waiting import PeerWatch  # noqa: E402
 from ding_store.storage import open_store  # noqa: E402
