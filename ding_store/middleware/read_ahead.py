@@ -23,6 +23,7 @@ class ReadAhead:
     Arguments:
         - size_of (:obj:`Callable`): Returns the bytes that an entry counts for. Default: the size of its arrays.
         - news (:obj:`Optional[threading.Condition]`): Several with one condition can be waited for together.
+        - rest_s (:obj:`float`): Pause after a read that took all there was. The next read then takes several entries.
     Attributes:
         - num_bytes (:obj:`int`): Bytes that the held entries count for.
     Raises (take, wait):
@@ -36,8 +37,9 @@ class ReadAhead:
         max_bytes: int = 256 << 20,
         size_of: Optional[Callable[[Entry], int]] = None,
         news: Optional[threading.Condition] = None,
+        rest_s: float = 0.0,
     ) -> None:
-        self._reader = reader
+        self._reader, self._rest_s = reader, rest_s
         self._size_of = size_of or _bytes_of
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self.num_bytes = self._largest = 0  # the latter: bytes of the largest entry so far
@@ -112,7 +114,8 @@ class ReadAhead:
     def _run(self) -> None:
         try:
             while not self._closed:
-                entries = self._reader.read(max_entries=self._room(), timeout_s=READ_S)
+                room = self._room()
+                entries = self._reader.read(max_entries=room, timeout_s=READ_S)
                 sizes = list(map(self._size_of, entries))
                 with self._news:
                     self._entries.extend(entries)
@@ -120,6 +123,8 @@ class ReadAhead:
                     self._largest = max([self._largest, *sizes])
                     self._looked_at = self._reader.cursor
                     self._news.notify_all()
+                    if self._rest_s and len(entries) < room:
+                        self._news.wait_for(lambda: self._closed, self._rest_s)
                     self._news.wait_for(lambda: self._room() > 0 or self._closed)
         except StoreClosed:
             self.wake()

@@ -35,6 +35,8 @@ from ding_store.storage.base import Entry, EntryId
 from ding_store.storage.exactly_once.reader import Reader
 from ding_store.storage.store import Store
 
+#: A durable recorder reads about so often. Each read costs the CPU more than each entry of it.
+REST_S = 0.1
 #: A recorder holds at most this many bytes that it has read and not written yet.
 MAX_BYTES = 256 << 20
 #: How long a recorder waits at the run's end for collectors that still append their last chunk.
@@ -77,7 +79,8 @@ class Recorder:
             part.reader = part.offset.reader(store, part.stream, reader_name(path), **options)
         self._states = {part.stream: part.offset.state() for part in parts}
         news = threading.Condition()
-        self._aheads = [ReadAhead(part.reader, max_bytes=MAX_BYTES // num_partitions, news=news) for part in parts]
+        limits: Any = dict(max_bytes=MAX_BYTES // num_partitions, rest_s=REST_S if durable else 0.0)
+        self._aheads = [ReadAhead(part.reader, news=news, **limits) for part in parts]
         self._num_acked = 0
         self._is_closed = False
 
