@@ -1,6 +1,7 @@
 """Buffers that find out by themselves which frames to share, and when to stop."""
 
 import logging
+import threading
 from typing import Any, Dict, List
 
 import numpy as np
@@ -83,6 +84,16 @@ def test_frames_that_recur_less_later_move_to_a_file(
         assert (held.rows == expected.rows).all()
         assert torch.equal(held.data['obs'], expected.data['obs'])
 
+    replacing = column_memory.ColumnMemory.replacing
+
+    def replace_beside_a_reader(*arguments: Any) -> Any:
+        reader = threading.Thread(target=lambda: buffer.gather_batch(buffer.table.rows_by_age()[-8:]), daemon=True)
+        reader.start()
+        reader.join(10)
+        assert not reader.is_alive(), 'a sample waits until all frames have moved'
+        return replacing(*arguments)
+
+    monkeypatch.setattr(column_memory.ColumnMemory, 'replacing', replace_beside_a_reader)
     with caplog.at_level(logging.INFO):
         add(stacks[:2000])
         assert buffer.table.columns.num_bytes(1) < 3 << 20

@@ -110,7 +110,7 @@ def narrowed_references(columns: Mapping[str, Any], shared: Mapping[str, Shared]
     """
     Overview:
         Convert float32 columns that share frames to bytes, like ``narrowing.narrowed_columns``. A frame that equals the
-        one of the step before is converted once. Columns without such frames are left out, and all without numba.
+        one of the step before is kept once. Columns without such frames are left out, and all without numba.
     Returns:
         - narrowed (:obj:`dict`): Name -> FrameReferences, or None if a value of the column is not exactly k/255. The
           frames are in memory that is valid until this thread calls again.

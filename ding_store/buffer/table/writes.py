@@ -39,12 +39,14 @@ class RowWrites:
         index = self._index
         with index.lock:
             self.count_frames()
+        if self._columns.shared:
+            # Without the lock of the index: samples go on while frames move to a file, which may take minutes.
+            self._columns.reserve_frames(num_rows)
+        with index.lock:
             if index.promised_row > index.next_row:
                 index.next_row = index.promised_row
             is_full = index.count + num_rows > index.capacity
             self._columns.reserve(index.capacity if is_full else index.count + num_rows)
-            if self._columns.shared:
-                self._columns.reserve_frames(num_rows)
             if is_full:
                 self._guard.announce()
             slots, evicted = index.allocate(num_rows)
