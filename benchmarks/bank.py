@@ -28,7 +28,8 @@ NUM_READERS = 8
 SIZES = {'10 KB': (10_000, 10_000), '100 KB': (100_000, 100_000), '10 KB to 1 MB': (10_000, 1_000_000)}
 
 NOTE = (
-    'diskcache, lmdb and a MemoryBank with a path survive kill -9. With sync or fsync they also survive power cuts.\n'
+    'diskcache, lmdb and a MemoryBank with a path survive kill -9. lmdb with sync and a MemoryBank with fsync '
+    'also survive power cuts.\n'
     'Of the three, only MemoryBank writes checksums.'
 )
 

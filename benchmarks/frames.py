@@ -265,7 +265,7 @@ def _measure(make: Any, levels: np.ndarray, num_rows: int, budget_s: float) -> D
 
 
 def _copy_us(levels: np.ndarray, budget_s: float) -> float:
-    """Return the time of one copy of as many bytes as a batch of bytes has, in one piece: no sample can be faster."""
+    """Return the time of one copy of as many bytes as a batch of bytes has, in one piece, to compare samples with."""
     batch = np.empty((8 * BATCH, *levels.shape[1:]), np.uint8)
     num_batches = len(levels) // len(batch)
 

@@ -128,7 +128,8 @@ class DataSet:
             if not are_alike(first.layout.schema, segment.layout.schema):
                 raise SchemaMismatch(
                     f'segments {first.name} and {segment.name} of {self.path!r} have rows of different schemas: '
-                    f'{first.layout.schema} and {segment.layout.schema}. Name those of one schema with segments=[...].'
+                    f'{_named(first.layout.schema)} and {_named(segment.layout.schema)}. Name those of one schema with '
+                    'segments=[...].'
                 )
 
     def __len__(self) -> int:
@@ -404,10 +405,10 @@ class DataSet:
             begins = np.empty(len(rows), np.int64)
             for layout, places, each in records:
                 begins[slice(None) if places is None else places] = layout.items_at(each, name)
-            sizes = lengths[name] * (dtype.itemsize * int(np.prod(shape)))
+            size = dtype.itemsize * int(np.prod(shape))
             found: List[Any] = [None] * len(rows)
             for number, places in groups:
-                items = self.segments[number].items(begins[places], sizes[places], self.is_direct)
+                items = self.segments[number].items(begins[places], lengths[name][places], size, self.is_direct)
                 for place, each, length in zip(places.tolist(), items, lengths[name][places].tolist()):
                     found[place] = each.view(dtype).reshape(length, *shape)
             made[name] = Ragged.of(found, dtype, shape)
@@ -425,6 +426,12 @@ class DataSet:
         if len(wrong):
             raise RowGone(f'row {np.asarray(rows).reshape(-1)[wrong[0]]} is not one of the {self._num_rows} rows')
         return checked
+
+
+def _named(schema: Schema) -> str:
+    """Return a schema with its ragged leaves, which its text does not have."""
+    ragged = {name: f'{dtype} {shape}' for name, (dtype, shape) in schema.ragged.items()}
+    return f'{schema} with ragged {ragged}' if ragged else str(schema)
 
 
 def _check_cache(cache_bytes: Any, reads: str) -> None:

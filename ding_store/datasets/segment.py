@@ -104,17 +104,23 @@ class Segment:
                 self._records = np.frombuffer(mapped, self.layout.record)
             return self._records
 
-    def items(self, places: Array, sizes: Array, is_direct: bool) -> List[Array]:
+    def items(self, places: Array, lengths: Array, size: int, is_direct: bool) -> List[Array]:
         """
         Overview:
             Return the bytes of items at these places, as read-only views of the file. ``is_direct``: begin to read all
             of them from the disk first, since page faults would read them one after another.
+        Arguments:
+            - lengths (:obj:`np.ndarray`): Number of items at each place.
+            - size (:obj:`int`): Bytes of an item.
         Raises:
             - CorruptPayload: A place is beyond the end of the items.
         """
-        ends = (places + sizes).tolist()
-        if min(places.min(initial=0), sizes.min(initial=0)) < 0 or max(ends, default=0) > self.item_bytes:
+        is_wrong = (places < 0) | (places > self.item_bytes) | (lengths < 0)
+        if size:  # A damaged length times the size may be more than an integer holds.
+            is_wrong |= lengths > (self.item_bytes - places) // size
+        if is_wrong.any():
             raise CorruptPayload(f'segment {self.name} is damaged: {self.rows_path!r} names items that do not exist')
+        ends = (places + lengths * size).tolist()
         with self._lock:
             self._checked_file()
             file = self._items_file
@@ -215,7 +221,7 @@ class Segment:
         first = items_at = 0
         for commit in self.log.commits:
             if commit.item_bytes:
-                found = self.items(np.array([items_at]), np.array([commit.item_bytes]), False)[0]
+                found = self.items(np.array([items_at]), np.array([commit.item_bytes]), 1, False)[0]
                 if checksum([found.data], found.nbytes) != commit.item_checksum:
                     raise CorruptPayload(
                         f'{self._items_path!r} is damaged: the checksum of the items of rows {first} to '

@@ -96,16 +96,25 @@ def test_damaged_items_are_named(tmp_path):
     assert list(DataSet(tmp_path, on_damage='skip').damaged) == ['000001']
 
 
-def test_places_behind_the_items_are_damage(tmp_path):
+@pytest.mark.parametrize(('column', 'value'), [('~at/units', 1 << 40), ('units', 1 << 60), ('units', -1)])
+def test_items_that_do_not_exist_are_damage(tmp_path, column, value):
     write(tmp_path)
     (rows,) = tmp_path.glob('*.rows')
     with DataSet(tmp_path) as data:
-        (at,) = [offset for name, *_, offset in data.layout.to_json()['columns'] if name == '~at/units']
+        (at,) = [offset for name, *_, offset in data.layout.to_json()['columns'] if name == column]
     with open(rows, 'r+b') as file:
         file.seek(at)
-        file.write(np.int64(1 << 40).tobytes())
+        file.write(np.int64(value).tobytes())
     with DataSet(tmp_path) as data, pytest.raises(CorruptPayload, match='segment 000000 is damaged'):
         data.elements([0])
+
+
+def test_segments_whose_ragged_leaves_differ_are_refused_by_these(tmp_path):
+    with DataSetWriter(str(tmp_path)) as writer:
+        for dtype in (np.float32, np.int64):
+            writer.append_elements([{'x': np.zeros(1, np.float32), 'units': np.zeros(2, dtype)}], ragged=('units',))
+    with pytest.raises(SchemaMismatch, match=r"'units': 'float32 \(\)'.*'units': 'int64 \(\)'"):
+        DataSet(tmp_path)
 
 
 def test_items_that_are_not_of_the_rows_are_refused(tmp_path):

@@ -91,3 +91,21 @@ def test_read_ahead_is_bounded_in_entries():
         assert reader.news.wait_for(lambda: sum(reader.asked) >= 4, WAIT_S)
     assert len(read_ahead.take(100, WAIT_S)) < 8
     read_ahead.wake()
+
+
+def test_read_ahead_that_rests_reads_once_and_ends_at_once():
+    class Slow:
+        cursor = None
+        reads = 0
+
+        def read(self, max_entries=64, timeout_s=0.0):
+            self.reads += 1
+            return [SimpleNamespace(arrays={'x': np.zeros(4)})]
+
+    reader = Slow()
+    read_ahead = ReadAhead(reader, rest_s=1e6)
+    # The first read shows how large entries are. After the second one, which took less than it might, the thread rests.
+    eventually(lambda: reader.reads == 2, 'the second read')
+    read_ahead.wake()
+    assert len(read_ahead.rest()) == 3
+    assert reader.reads == 3

@@ -95,7 +95,9 @@ class SequenceBatch(TrainBatch):
 
 def _check_is_ours(elements: Sequence[Any]) -> None:
     """Raise ConfigError if these are of DI-engine's 'advanced' buffer. Numbers in its steps do not become tensors."""
-    if not isinstance(elements, TrainBatch) and any(isinstance(each.get(IDS[0]), str) for each in elements):
+    if not isinstance(elements, TrainBatch) and any(
+        isinstance(each, Mapping) and isinstance(each.get(IDS[0]), str) for each in elements
+    ):
         raise ConfigError(
             "a batch of sequences of ding_store cannot be added to one of DI-engine's 'advanced' buffer. Set the flag "
             'in both configs, also in that of the expert.'
