@@ -57,6 +57,7 @@ def streaming_batches(rows: Iterator[Row], path: str, batch_size: int) -> Iterat
     """Write an MDS directory and yield the size of each batch, in the order of a shuffle."""
     from streaming import MDSWriter, StreamingDataset
 
+    rows = ({name: _without_bool(leaf) for name, leaf in row.items()} for row in rows)
     first = next(rows)
     columns = {name: f'ndarray:{leaf.dtype}:{",".join(map(str, leaf.shape))}' for name, leaf in first.items()}
     with MDSWriter(out=path, columns=columns) as writer:
@@ -64,6 +65,11 @@ def streaming_batches(rows: Iterator[Row], path: str, batch_size: int) -> Iterat
             writer.write(row)
     data = StreamingDataset(local=path, shuffle=True, batch_size=batch_size)
     return _sizes(DataLoader(data, batch_size=batch_size))
+
+
+def _without_bool(leaf: np.ndarray) -> np.ndarray:
+    """Return a leaf as numbers: an MDS directory has no type for bool."""
+    return leaf.view(np.uint8) if leaf.dtype == bool else leaf
 
 
 def _sizes(loader: Any) -> Iterator[int]:
