@@ -78,7 +78,7 @@ def measured_run(is_recorded: bool, seconds: float) -> Measured:
             wait_for_training(directory, job)
             before = cpu_seconds(job.pid)
             time.sleep(seconds)
-            spent = {name: value - before.get(name, 0.0) for name, value in cpu_seconds(job.pid).items()}
+            spent = {name: value - before[name] for name, value in cpu_seconds(job.pid).items()}
             (directory / 'end').touch()
             if job.wait(END_S):
                 raise SystemExit(f'the job failed:\n{(directory / "log").read_text()[-3000:]}')
@@ -88,7 +88,9 @@ def measured_run(is_recorded: bool, seconds: float) -> Measured:
                 job.wait(END_S)
         if is_recorded and not any((directory / 'set').iterdir()):
             raise SystemExit('nothing was recorded')
-        return Measured(rate_in(directory), spent.get('recorder', 0.0) / sum(spent.values()))
+        if is_recorded and not spent['recorder']:
+            raise SystemExit('the process of the recorder was not found among those of the job')
+        return Measured(rate_in(directory), spent['recorder'] / sum(spent.values()))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
