@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from ding_store import free_space
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
 from ding_store.buffer.table import column_memory
-from ding_store.errors import ConfigError
+from ding_store.errors import ConfigError, NotEnoughSpace
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (1300, 32, 32), np.uint8)
 
@@ -107,6 +108,41 @@ def test_frames_that_recur_less_later_move_to_a_file(
     assert caplog.text.count('shares no frames from now on') == 1
     rows = plain.table.rows_by_age()
     assert torch.equal(buffer.gather_batch(rows).data['obs'], plain.gather_batch(rows).data['obs'])
+
+
+@pytest.mark.parametrize('small_disk', ['16m'], indirect=True)
+def test_frames_that_outgrow_memory_stay_in_it_while_the_disk_is_full(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 18)
+    monkeypatch.setattr(free_space, 'roomiest_directory', lambda: str(small_disk))
+    filler = small_disk / 'filler'
+    filler.write_bytes(bytes(free_space.free_space(str(small_disk))))
+    available = 6 << 20
+    monkeypatch.setattr(free_space, 'available_memory', lambda: available)
+    noise = np.random.default_rng(1).integers(0, 256, (4400, 32, 32), np.uint8)
+    buffer = StoreBuffer(3000)
+    buffer.extend({'obs': np.lib.stride_tricks.sliding_window_view(noise[:803], 4, axis=0).transpose(0, 3, 1, 2)})
+
+    def push_frames(first: int) -> int:
+        """Push 900 frames that do not recur."""
+        return buffer.extend({'obs': noise[first : first + 900].reshape(-1, 4, 32, 32)}).item(0)
+
+    rows = [0, 799, push_frames(800), push_frames(1700)]
+    available = 3 << 19
+    rows.append(push_frames(2600))
+    available = 1 << 20
+    with pytest.raises(NotEnoughSpace, match='memory has only 1 MiB left, and there is no room for frames 0 to '):
+        push_frames(3500)
+    assert caplog.text.count('stay in it: no room for frames') == 1
+    assert not buffer.table.columns.has_files
+    assert (buffer.check(), buffer.count()) == ([], 1475)
+    filler.unlink()
+    rows.append(push_frames(3500))
+    assert buffer.table.columns.has_files
+    assert (buffer.check(), buffer.count()) == ([], 1700)
+    firsts = (0, 799, 800, 1700, 2600, 3500)
+    assert np.array_equal(buffer.gather_batch(rows).data['obs'], [noise[first : first + 4] for first in firsts])
 
 
 def test_shared_frames_give_the_same_draws_as_without() -> None:

@@ -56,10 +56,13 @@ class ColumnMemory:
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
         - expected (:obj:`float`): The share of the slots that will probably be used. It decides whether private columns
           fit in memory.
+        - what (:obj:`str`): What the rows are, for error messages.
     """
 
-    def __init__(self, capacity: int, table_dir: Optional[TableDirectory] = None, expected: float = 1.0) -> None:
-        self.capacity, self._expected = capacity, expected
+    def __init__(
+        self, capacity: int, table_dir: Optional[TableDirectory] = None, expected: float = 1.0, what: str = 'rows'
+    ) -> None:
+        self.capacity, self._expected, self._what = capacity, expected, what
         self._files = ColumnFiles(table_dir, None if table_dir is None else table_dir.path)
         #: By the name of the column. Columns in memory and columns without bytes have none.
         self._file_of: Dict[str, ColumnFile] = {}
@@ -206,6 +209,21 @@ class ColumnMemory:
         self._files.directory = free_space.roomiest_directory()
         return True
 
+    def stay_in_memory(self, num_used: int, num_rows: int) -> bool:
+        """
+        Overview:
+            Keep columns in memory that have outgrown it, because the disk is full. Return False if memory is used up.
+        Arguments:
+            - num_used (:obj:`int`): The number of slots that take memory already.
+            - num_rows (:obj:`int`): The number of slots that are needed.
+        """
+        self._files.directory = None
+        if (num_rows - num_used) * self.row_bytes + EXTENT_BYTES > free_space.available_memory():
+            return False
+        # Until then, the disk may have room again.
+        self._num_fitting = num_rows + max(1, EXTENT_BYTES // max(1, self.row_bytes))
+        return True
+
     def drop(self, names: Iterable[str]) -> None:
         """Remove these columns. Readers that hold their arrays can continue to read them."""
         names = set(names)
@@ -332,6 +350,6 @@ class ColumnMemory:
         for file in files.values():
             if not file.reserve(start, stop):
                 assert self._files.directory is not None
-                purpose = f'rows {start} to {stop} of a table of {self.capacity}'
+                purpose = f'{self._what} {start} to {stop} of at most {self.capacity}'
                 needed = (stop - start) * sum(each.row_bytes for each in files.values())
                 raise free_space.not_enough_space(purpose, needed, self._files.directory)

@@ -14,6 +14,7 @@ from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import HASH, StoredColumn, StoredFrames
 from ding_store.buffer.table.column_memory import ColumnMemory
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
+from ding_store.errors import NotEnoughSpace
 
 #: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
@@ -48,7 +49,8 @@ class FramePool:
         table_dir: Optional[TableDirectory] = None,
         stored: Optional[StoredFrames] = None,
     ) -> None:
-        self._memory = ColumnMemory(capacity, table_dir, expected)
+        self._memory = ColumnMemory(capacity, table_dir, expected, what='frames')
+        self._is_warned = False
         if stored is None:
             self._memory.add({_FRAMES: spec, _HASHES: (HASH, ())})
         else:
@@ -153,7 +155,8 @@ class FramePool:
         """
         Overview:
             Make room for so many more frames. If frames recur less than was expected, they may outgrow memory. They are
-            then copied to a private file. Without sharing, the table would have been in one from the beginning.
+            then copied to a private file. Without sharing, the table would have been in one from the beginning. They
+            stay in memory if the disk is full, as long as memory lasts.
         Returns:
             - move (:obj:`Optional[Callable]`): Must be called, and switches to the file. May be called again. None: the
               frames stay.
@@ -163,7 +166,18 @@ class FramePool:
         num_free, num_ever, _ = self._state.tolist()
         needed = min(self.capacity, num_ever + max(0, num_frames - num_free))
         self._memory.reserve(needed)
-        return self._moving(num_ever) if self._memory.outgrows_memory(needed) else None
+        if not self._memory.outgrows_memory(needed):
+            return None
+        try:
+            return self._moving(num_ever)
+        except NotEnoughSpace as e:
+            memory = free_space.format_bytes(free_space.available_memory())
+            if not self._memory.stay_in_memory(num_ever, needed):
+                raise NotEnoughSpace(e.errno, f'memory has only {memory} left, and there is {e.strerror}') from e
+            if not self._is_warned:
+                self._is_warned = True
+                logger.warning('frames outgrow memory, which has %s left, and stay in it: %s', memory, e.strerror)
+            return None
 
     def _moving(self, num_ever: int) -> Callable[[], None]:
         frames = self.frames
