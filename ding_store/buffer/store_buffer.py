@@ -479,10 +479,11 @@ class StoreBuffer(Buffer):
 
     @property
     def num_bytes(self) -> Optional[int]:
-        """The bytes of the rows that the buffer holds. None if the elements are not in columns."""
-        if self.schema is None:
+        """The bytes of the rows that the buffer holds. None if these are Python objects, or there are none."""
+        packet_bytes = self._elements.store.packet_bytes
+        if self.schema is None and not packet_bytes:
             return None
-        return self.table.columns.num_bytes(len(self.table)) + self._elements.store.packet_bytes
+        return self.table.columns.num_bytes(len(self.table)) + packet_bytes
 
     def resize(self, size: int) -> None:
         """

@@ -80,6 +80,10 @@ class PackedElements(ElementStore):
     def num_bytes(self) -> int:
         return self._packets.num_bytes
 
+    @property
+    def packet_bytes(self) -> int:
+        return self._packets.used_bytes
+
     def blocks(self, file: IO[bytes], is_current: Callable[[], bool]) -> Blocks:
         return PacketBlocks(file, self._packets, self._table, is_current)
 
