@@ -5,12 +5,13 @@ Profile of loops: where the time of dizoo_configs' mains goes, on the store and 
     python scripts/profile_loop.py                                     # all with installed extras; about 20 minutes
     python scripts/profile_loop.py hopper_sac smax_qmix --seconds 20 --turns 5
     python scripts/profile_loop.py --roles learner=1,collector=2       # the learner of a job of several processes
+    python scripts/profile_loop.py pong_dqn pong_r2d2 --plain-rows     # the store with and without shared frames
 
 Every window of a loop is a process with one thread, which has its environments, collector and learner: DI-engine's
 configs with smaller models. Both sides take turns. The clock starts after some iterations. A part has the time that is
 spent in it and in no other part that it calls. The rest is the collector's own work, loggers and the task. Evaluation
 is left out. The table has medians of the windows: iterations per second with minimum and maximum, and the median of
-store / plain turn by turn. It also has milliseconds per iteration: CPU time of all threads, wall time of each part.
+store / stock turn by turn. It also has milliseconds per iteration: CPU time of all threads, wall time of each part.
 """
 
 import argparse
@@ -66,6 +67,9 @@ R2D2 = {
     'policy.learn.update_per_collect': 4,
 }
 IMPALA = {'policy.model.encoder_hidden_size_list': [8, 8, 64], 'policy.unroll_len': 16}
+
+#: Side -> settings. `plain` is the store without shared frames.
+SIDES: Dict[str, Dict[str, Any]] = {'stock': {}, 'store': {}, 'plain': {'store.share_frames': False}}
 
 #: Name -> main, config, settings.
 LOOPS = {
@@ -184,6 +188,7 @@ def run_one(name: str, side: str, seconds: float, out: str, traffic: Any = None)
     if traffic is not None:
         traffic.watch(side == 'stock')
     main, config, settings = LOOPS[name]
+    settings = {**settings, **SIDES[side]}
     module: Any = importlib.import_module(f'dizoo_configs.{main}')
     if task.router.is_active:
         watch_exchangers(clock, task)
@@ -270,6 +275,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=10.0, help='seconds per window (10)')
     parser.add_argument('--turns', type=int, default=3, help='windows per loop and side (3)')
     parser.add_argument('--roles', default='', help='roles as in ding-store run, on the store only')
+    parser.add_argument('--plain-rows', action='store_true', help='a third side: the store without shared frames')
     parser.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     parser.add_argument('--child', nargs=3, metavar=('LOOP', 'SIDE', 'OUT'), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -292,17 +298,18 @@ def main() -> int:
 
     try:
         with signals_as_interrupt():
-            return profile(options.loops, options.seconds, options.turns, options.roles, file)
+            sides = ['store', *(['plain'] if options.plain_rows else [])]
+            sides = sides if options.roles else ['stock', *sides]
+            return profile(options.loops, options.seconds, options.turns, options.roles, sides, file)
     except KeyboardInterrupt:
         raise SystemExit('interrupted') from None
 
 
-def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Optional[Path]) -> int:
+def profile(loops: List[str], seconds: float, turns: int, roles: str, sides: List[str], file: Optional[Path]) -> int:
     """Measure and print all loops. Return 1 if a loop gave no figures, or a named one lacks its extra."""
     from benchmarks.output import say, show
 
     parts = ['CPU', *(part for part in PARTS if roles or part not in EXCHANGES.values())]
-    sides = ['store'] if roles else ['stock', 'store']
     titles = ''.join(f'{part:>13}' for part in parts)
     show(f'{"loop":<14}{"side":<6}{"it/s":>8}{"least - most":>17}{"of stock":>9}{"step/s":>9}{titles}')
     failed, figures = 0, {}
@@ -322,7 +329,7 @@ def profile(loops: List[str], seconds: float, turns: int, roles: str, file: Opti
         for side, found in windows.items():
             if found:
                 figures[f'{name} {side}'] = found
-                show(line(name, side, found, windows.get('stock', []) if side == 'store' else [], parts))
+                show(line(name, side, found, windows.get('stock', []) if side != 'stock' else [], parts))
         if file:
             file.write_text(json.dumps(figures, indent=1))
     say('')
