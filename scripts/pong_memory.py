@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import learn
-from pages import table
+from pages import table, write_page
 
 ROOT = learn.ROOT
 MAX_ENV_STEP = 180_000
@@ -196,6 +196,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument('--jobs', type=int, default=1, help='runs at a time, one core each (1)')
     parser.add_argument('--directory', type=Path, default=Path('runs/pong_memory'))
     parser.add_argument('--plot', action='store_true', help='only print the table and draw the existing curves')
+    parser.add_argument('--page', type=Path, metavar='FILE', help='write the table into this page, too')
     parser.add_argument('--one', nargs=2, metavar=('KIND', 'SEED'), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     for name in ('env_steps', 'jobs'):
@@ -223,7 +224,10 @@ def main() -> None:
             curves = read_runs(directory)
             if not curves:
                 raise SystemExit(f'{directory} has no runs yet')
-            print(report(curves))
+            text = report(curves)
+            print(text)
+            if given.page:
+                write_page(given.page, 'scripts/pong_memory.py', text)
             plot(curves, directory)
     except KeyboardInterrupt:
         raise SystemExit('interrupted: the same command goes on') from None
