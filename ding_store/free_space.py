@@ -18,6 +18,8 @@ _MEMORY_FILE_SYSTEMS = frozenset({'tmpfs', 'ramfs', 'devtmpfs', 'overlay-tmpfs'}
 
 #: Share of the available memory that a new table may use. Models and environments need memory as well.
 MEMORY_SHARE = 0.5
+#: Share for a table that grows: by then, models and environments have their memory.
+GROWN_SHARE = 2 / 3
 
 _UNITS = ('B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB')
 

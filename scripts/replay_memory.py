@@ -49,6 +49,8 @@ FRAME_BYTES = 84 * 84
 STACK = 4
 #: Frames that are read and written at once.
 BLOCK = 1_000
+#: The page cache reads ahead, and keeps files in blocks, of at most this many bytes.
+CACHED_BYTES = 4 << 20
 CHECKPOINTS = 10
 #: Windows of each process at a checkpoint. Figures are medians.
 WINDOWS = 3
@@ -118,14 +120,18 @@ def record(path: Path, game: str, num_frames: int) -> None:
 
 
 class Frames:
-    """The recorded frames. Their pages leave memory after each read, so that they count for no limit."""
+    """
+    The recorded frames. Their pages leave memory after each read, so that they count for no limit: all blocks that the
+    read touched, because the page cache may have read them whole.
+    """
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY)
 
     def read(self, start: int, count: int) -> np.ndarray:
         data = os.pread(self._file, count * FRAME_BYTES, start * FRAME_BYTES)
-        os.posix_fadvise(self._file, start * FRAME_BYTES, len(data), os.POSIX_FADV_DONTNEED)
+        first = start * FRAME_BYTES // CACHED_BYTES * CACHED_BYTES
+        os.posix_fadvise(self._file, first, len(data) + 2 * CACHED_BYTES, os.POSIX_FADV_DONTNEED)
         return np.frombuffer(data, np.uint8).reshape(-1, *FRAME)
 
 

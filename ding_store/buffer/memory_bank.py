@@ -55,8 +55,8 @@ class MemoryBank:
     def open(path: str, mode: str = 'r') -> TableReader:
         """
         Overview:
-            Read a bank that another process of this host may have open. The arrays are read in place: all readers share
-            one copy in memory.
+            Read a bank that another process of this host may have open. The files are mapped, so all readers share one
+            copy in memory. Each read copies its rows.
         Arguments:
             - mode (:obj:`str`): Only ``'r'``. To change a bank, create a ``MemoryBank`` with this path.
         Raises:

@@ -65,8 +65,8 @@ class StoreBuffer(Buffer):
           ``('obs/units',)``, or 'all'. Batches are padded, see ``Batch.lengths``. By default those found in ``path``.
     Raises:
         - ConfigError: ``size`` is not a positive integer, or differs from the buffer in ``path``. Or ``share_frames``
-          is neither 'auto' nor False. Or ``remover`` needs a sampler with priorities, or a buffer without a path. Or
-          ``ragged`` differs from the elements in ``path``.
+          is neither 'auto' nor False. Or ``remover`` is 'lowest_priority' without a sampler of priorities, or
+          'reservoir' with a path. Or ``ragged`` differs from the elements in ``path``.
         - TableLocked: The buffer in ``path`` is open, here or in another process.
         - FormatMismatch, CorruptPayload: Another version wrote ``path``, or its files are damaged.
     """

@@ -65,12 +65,13 @@ def test_small_replay_is_judged_although_it_is_full(caplog: pytest.LogCaptureFix
     assert torch.equal(buffer[-1].data['obs'], row(499, step=2)['obs'])
 
 
-def test_frames_that_recur_less_later_move_to_a_file(
+def test_frames_that_outgrow_memory_move_to_a_file(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 18)
-    # At first, half of it is enough for the frames. At the end they take twice as much.
-    monkeypatch.setattr(free_space, 'available_memory', lambda: 6 << 20)
+    # At first, two thirds of it are enough for the frames. At the end they take more than all of it.
+    memory, held = 9 << 20, [0]
+    monkeypatch.setattr(free_space, 'available_memory', lambda: memory - held[0])
     size, rng = 3000, np.random.default_rng(1)
     noise = rng.integers(0, 256, (4 * size, 32, 32), np.uint8)
     stacks = np.lib.stride_tricks.sliding_window_view(noise, 4, axis=0).transpose(0, 3, 1, 2)
@@ -81,9 +82,10 @@ def test_frames_that_recur_less_later_move_to_a_file(
             part = np.ascontiguousarray(values[start : start + 100])
             numbers = np.array([buffer.extend({'obs': part}), plain.extend({'obs': part})])
             assert (numbers[0] == numbers[1]).all()
-        held, expected = buffer.sample_batch(32), plain.sample_batch(32)
-        assert (held.rows == expected.rows).all()
-        assert torch.equal(held.data['obs'], expected.data['obs'])
+            held[0] = 0 if buffer.table.columns.has_files else buffer.num_bytes or 0
+        given, expected = buffer.sample_batch(32), plain.sample_batch(32)
+        assert (given.rows == expected.rows).all()
+        assert torch.equal(given.data['obs'], expected.data['obs'])
 
     replacing = column_memory.ColumnMemory.replacing
 

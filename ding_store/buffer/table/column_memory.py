@@ -54,15 +54,15 @@ class ColumnMemory:
     Arguments:
         - capacity (:obj:`int`): The number of rows.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
-        - expected (:obj:`float`): The share of the slots that will probably be used. It decides whether private columns
-          fit in memory.
+        - grows (:obj:`bool`): Whether it is unknown how many slots will be used. Private columns then begin in memory, and
+          must move to files when they outgrow it, see ``outgrows_memory``.
         - what (:obj:`str`): What the rows are, for error messages.
     """
 
     def __init__(
-        self, capacity: int, table_dir: Optional[TableDirectory] = None, expected: float = 1.0, what: str = 'rows'
+        self, capacity: int, table_dir: Optional[TableDirectory] = None, grows: bool = False, what: str = 'rows'
     ) -> None:
-        self.capacity, self._expected, self._what = capacity, expected, what
+        self.capacity, self._grows, self._what = capacity, grows, what
         self._files = ColumnFiles(table_dir, None if table_dir is None else table_dir.path)
         #: By the name of the column. Columns in memory and columns without bytes have none.
         self._file_of: Dict[str, ColumnFile] = {}
@@ -70,7 +70,7 @@ class ColumnMemory:
         self.columns: Dict[str, Array] = {}
         self._num_reserved = 0
         #: So many slots fit in memory when that was looked at last.
-        self._num_fitting = int(expected * capacity)
+        self._num_fitting = 0
         #: Number of slots that the last ``reserve`` requested.
         self._num_asked = 0
         # No touching ahead in a table directory: every touched page would be written to the disk by the next sync.
@@ -96,9 +96,9 @@ class ColumnMemory:
         Raises:
             - NotEnoughSpace: There is no space for the reserved rows of these columns.
         """
-        if self._files.directory is None and not self.columns:
+        if self._files.directory is None and not self.columns and not self._grows:
             num_bytes = self.capacity * sum(map(spec_bytes, specs.values()))
-            self._files.directory = free_space.private_directory(int(self._expected * num_bytes))
+            self._files.directory = free_space.private_directory(num_bytes)
         added: Dict[str, Array] = {}
         files: Dict[str, ColumnFile] = {}
         try:
@@ -195,15 +195,18 @@ class ColumnMemory:
         stored = StoredColumn(name, made.dtype.str, list(made.shape[1:]), files[name].name if name in files else '')
         return Replacement(stored, replace, lambda: self._discard(files))
 
-    def outgrows_memory(self, num_rows: int) -> bool:
+    def outgrows_memory(self, num_used: int, num_rows: int) -> bool:
         """
         Overview:
-            Return whether the first ``num_rows`` slots are more than was expected, and more than memory has. Files are
-            used from then on, see ``replacing``.
+            Return whether private columns are in memory, and ``num_rows`` slots would take too much of it. Files are used
+            from then on, see ``replacing``.
+        Arguments:
+            - num_used (:obj:`int`): The number of slots that take memory already.
         """
-        if num_rows <= self._num_fitting or self._file_of:
+        if num_rows <= self._num_fitting or self._files.directory is not None:
             return False
-        if num_rows * self.row_bytes <= free_space.available_memory():
+        memory = num_used * self.row_bytes + free_space.available_memory()
+        if num_rows * self.row_bytes <= free_space.GROWN_SHARE * memory:
             self._num_fitting = num_rows + max(1, EXTENT_BYTES // max(1, self.row_bytes))
             return False
         self._files.directory = free_space.roomiest_directory()

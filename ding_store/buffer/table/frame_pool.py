@@ -33,7 +33,6 @@ class FramePool:
     Arguments:
         - spec (:obj:`ColumnSpec`): dtype and shape of a frame.
         - capacity (:obj:`int`): The maximum number of frames. Unused frames take no memory.
-        - expected (:obj:`float`): The share of the capacity that will probably be used, see ``ColumnMemory``.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for a private pool.
         - stored (:obj:`Optional[StoredFrames]`): The files, if the directory has them already. ``recount`` must follow.
     """
@@ -45,11 +44,10 @@ class FramePool:
         self,
         spec: ColumnSpec,
         capacity: int,
-        expected: float = 1.0,
         table_dir: Optional[TableDirectory] = None,
         stored: Optional[StoredFrames] = None,
     ) -> None:
-        self._memory = ColumnMemory(capacity, table_dir, expected, what='frames')
+        self._memory = ColumnMemory(capacity, table_dir, grows=True, what='frames')
         self._is_warned = False
         if stored is None:
             self._memory.add({_FRAMES: spec, _HASHES: (HASH, ())})
@@ -154,9 +152,9 @@ class FramePool:
     def reserve(self, num_frames: int) -> Optional[Callable[[], None]]:
         """
         Overview:
-            Make room for so many more frames. If frames recur less than was expected, they may outgrow memory. They are
-            then copied to a private file. Without sharing, the table would have been in one from the beginning. They
-            stay in memory if the disk is full, as long as memory lasts.
+            Make room for so many more frames. Nobody knows how often frames will recur. So they begin in memory, and are
+            copied to a private file when they outgrow it. They stay in memory if the disk is full, as long as memory
+            lasts.
         Returns:
             - move (:obj:`Optional[Callable]`): Must be called, and switches to the file. May be called again. None: the
               frames stay.
@@ -166,7 +164,7 @@ class FramePool:
         num_free, num_ever, _ = self._state.tolist()
         needed = min(self.capacity, num_ever + max(0, num_frames - num_free))
         self._memory.reserve(needed)
-        if not self._memory.outgrows_memory(needed):
+        if not self._memory.outgrows_memory(num_ever, needed):
             return None
         try:
             return self._moving(num_ever)
@@ -183,9 +181,10 @@ class FramePool:
         frames = self.frames
         made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
         logger.warning(
-            '%s of frames move from memory to a file: frames recur less than at first, and memory has %s. Samples may '
-            'read from the disk. Use a smaller size.',
+            '%s of frames move from memory to a file in %s: memory has only %s left. Samples may read from the disk. Use a '
+            'smaller size.',
             free_space.format_bytes(num_ever * self._frame_bytes),
+            free_space.roomiest_directory(),
             free_space.format_bytes(free_space.available_memory()),
         )
 

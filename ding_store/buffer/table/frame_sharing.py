@@ -116,7 +116,7 @@ def shared_columns(
         for spec, numbers in found.items():
             num_frames = capacity * sum(numbers.values())
             if num_frames < 1 << 31:  # References are int32.
-                pool = FramePool(spec, num_frames, 1 / 4, table_dir)
+                pool = FramePool(spec, num_frames, table_dir)
                 shared.update({name: Shared(pool, specs[name], number) for name, number in numbers.items()})
     except BaseException:
         for pool in pools_of(shared):
