@@ -3,6 +3,7 @@
 from ding_store.compiled.past_caches import (
     FAR_BYTES,
     MIN_BYTES,
+    copy_bytes_past_caches,
     copy_each_past_caches,
     copy_past_caches,
     is_far,
@@ -13,6 +14,7 @@ from ding_store.compiled.past_caches import (
 __all__ = [
     'FAR_BYTES',
     'MIN_BYTES',
+    'copy_bytes_past_caches',
     'copy_each_past_caches',
     'copy_past_caches',
     'is_far',

@@ -120,8 +120,8 @@ class NamesFirst(PacketFile):
 
     late: List[Any] = []
 
-    def _write(self, start: int, packets: Any) -> None:
-        self.late.append((start, packets))
+    def _write(self, start: int, packet: Any) -> None:
+        self.late.append((start, packet))
 
     def published(self, slots: np.ndarray) -> None:
         linger()

@@ -190,6 +190,10 @@ class TableDirectory:
         """
         self._rows.mark(slots, first_row)
 
+    def mark_one(self, slot: int, row: int) -> None:
+        """Store the checksum of one row, like ``mark``."""
+        self._rows.mark_one(slot, row)
+
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         self._commits.commit(next_row, note)
         if self.fsync:
