@@ -189,14 +189,13 @@ class Schema:
         columns: Dict[str, Any] = {}
         items: Dict[str, np.ndarray] = {}
         for block in self._blocks([element]):
-            (name, *_), values, rows = block
-            if rows is None and isinstance(values, Items):
-                items[name] = array = values[0]
+            column, values, rows = block
+            name = column.name
+            if not isinstance(values, Items):
+                columns[name] = make_columns([block], 1, ())[name][0]
+            else:
+                items[name] = array = values[0] if rows is None else items_of(block, 1)[0]
                 columns[name] = len(array)
-                continue
-            if isinstance(values, Items):
-                items[name] = items_of(block, 1)[0]
-            columns[name] = make_columns([block], 1, ())[name][0]
         return columns, items
 
     def encode_into(

@@ -3,10 +3,10 @@
 from ding_store.compiled.past_caches import (
     FAR_BYTES,
     MIN_BYTES,
-    copy_bytes_past_caches,
     copy_each_past_caches,
     copy_past_caches,
     is_far,
+    join_at,
     join_past_caches,
     load_for,
 )
@@ -14,10 +14,10 @@ from ding_store.compiled.past_caches import (
 __all__ = [
     'FAR_BYTES',
     'MIN_BYTES',
-    'copy_bytes_past_caches',
     'copy_each_past_caches',
     'copy_past_caches',
     'is_far',
+    'join_at',
     'join_past_caches',
     'load_for',
 ]

@@ -14,7 +14,7 @@ import numpy as np
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
 from ding_store.buffer.persistence.journal import reserve
-from ding_store.compiled import copy_bytes_past_caches
+from ding_store.compiled import join_at
 from ding_store.errors import NotEnoughSpace
 
 #: The file grows by this much, or by a quarter.
@@ -81,16 +81,9 @@ class GrowingFile:
             with suppress(OSError):
                 self._region.madvise(mmap.MADV_REMOVE, start)
 
-    def write(self, parts: Sequence[Array], place: int) -> None:
-        """
-        Overview:
-            Write arrays of bytes to reserved space, one behind the other.
-        """
-        view = self.view
-        for part in parts:
-            end = place + len(part)
-            copy_bytes_past_caches(view[place:end], part)
-            place = end
+    def write(self, parts: Sequence[Array], places: Sequence[int]) -> None:
+        """Write arrays of bytes to these places of reserved space."""
+        join_at(self.view, parts, places)
 
     def read(self, start: int, num_bytes: int) -> Array:
         """Return a copy of these bytes, or fewer if they are not all there."""

@@ -54,8 +54,8 @@ class ItemLayout:
     def packet(self, arrays: Sequence[Array]) -> ItemPacket:
         """Return the packet of one row. The arrays are in the order of the leaves."""
         parts = [bytes_of(array) for array in arrays]
-        size = sum(map(len, parts))
-        return ItemPacket(parts, size, checksum(parts, size) if self._has_checksums else 0)
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        return ItemPacket(parts, size, checksum([part.data for part in parts], size) if self._has_checksums else 0)
 
     def sizes(self, columns: Mapping[str, Array], places: Array, sizes: Array, end: int) -> Tuple[Array, Array]:
         """

@@ -116,7 +116,7 @@ class PacketFile(RowListener):
                 self._file.expected_bytes = size * self._table.capacity
             start = self._extents.allocate(-(-size // _ALIGNMENT) * _ALIGNMENT) if size else 0
             self._file.reserve(self._extents.end)
-            self._write(start, packet)
+            self._write([packet], [start])
             self._sync()
         except BaseException:
             self.give_back()
@@ -285,8 +285,15 @@ class PacketFile(RowListener):
                 sync_directory(self._table_dir.path)
                 self._is_name_synced = True
 
-    def _write(self, start: int, packet: Writable) -> None:
-        self._file.write(packet.parts, start)
+    def _write(self, packets: Sequence[Writable], starts: Sequence[int]) -> None:
+        parts: List[Array] = []
+        places: List[int] = []
+        for packet, start in zip(packets, starts):
+            for part in packet.parts:
+                parts.append(part)
+                places.append(start)
+                start += len(part)
+        self._file.write(parts, places)
 
     def _append(self, packets: Sequence[Writable]) -> List[Tuple[int, int, int]]:
         """Write packets. Return position, size and checksum of each."""
@@ -295,8 +302,7 @@ class PacketFile(RowListener):
             self._file.expected_bytes = max(sizes) * self._table.capacity
         starts = self._extents.allocate_each([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])
         self._file.reserve(self._extents.end)
-        for packet, start in zip(packets, starts):
-            self._write(start, packet)
+        self._write(packets, starts)
         return [(start, size, packet.checksum) for start, size, packet in zip(starts, sizes, packets)]
 
 
