@@ -226,8 +226,8 @@ class PacketFile(RowListener):
     def published_one(self, slot: int) -> None:
         columns = self._table.columns.current
         if PLACE in columns:
-            size = -(-columns[BYTES].stored.item(slot) // _ALIGNMENT) * _ALIGNMENT
-            self._held[0, slot], self._held[1, slot] = columns[PLACE].stored.item(slot), size
+            size = -(-columns[BYTES].integer(slot) // _ALIGNMENT) * _ALIGNMENT
+            self._held[0, slot], self._held[1, slot] = columns[PLACE].integer(slot), size
             self.used_bytes += size
 
     def removed_one(self, slot: int) -> None:
