@@ -84,11 +84,12 @@ class MemoryBank:
             - SchemaMismatch: The element differs from those before it in more than lengths. Nothing changed.
             - NotEnoughSpace: The disk is full, or the element is larger than ``max_bytes``. Nothing changed.
         """
+        if self.max_bytes is None:
+            return self._elements.add(element)
         self._check_size([element])
         with self.buffer.table.write_lock:
-            row = self._elements.push(element)[0]
-            if self.max_bytes is not None:
-                self._drop_excess()
+            row = self._elements.add(element)
+            self._drop_excess()
         return row
 
     def extend(self, elements: Sequence[Any]) -> Array:

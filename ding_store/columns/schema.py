@@ -178,6 +178,26 @@ class Schema:
         items = {block[0].name: items_of(block, num_rows) for block in blocks if isinstance(block[1], Items)}
         return make_columns(blocks, num_rows, listed), items
 
+    def encode_one(self, element: Any) -> Tuple[Dict[str, Any], Dict[str, np.ndarray]]:
+        """
+        Overview:
+            Encode one element with ragged leaves, like ``encode_ragged``, with fewer arrays.
+        Returns:
+            - columns (:obj:`Dict`): The values of the columns.
+            - items (:obj:`Dict`): The array of each ragged leaf. It is not copied.
+        """
+        columns: Dict[str, Any] = {}
+        items: Dict[str, np.ndarray] = {}
+        for block in self._blocks([element]):
+            column, values, rows = block
+            name = column.name
+            if not isinstance(values, Items):
+                columns[name] = make_columns([block], 1, ())[name][0]
+            else:
+                items[name] = array = values[0] if rows is None else items_of(block, 1)[0]
+                columns[name] = len(array)
+        return columns, items
+
     def encode_into(
         self, columns: MappingType[str, np.ndarray], where: Union[int, np.ndarray], elements: Sequence[Any]
     ) -> None:

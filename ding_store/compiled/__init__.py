@@ -6,6 +6,7 @@ from ding_store.compiled.past_caches import (
     copy_each_past_caches,
     copy_past_caches,
     is_far,
+    join_at,
     join_past_caches,
     load_for,
 )
@@ -16,6 +17,7 @@ __all__ = [
     'copy_each_past_caches',
     'copy_past_caches',
     'is_far',
+    'join_at',
     'join_past_caches',
     'load_for',
 ]

@@ -14,6 +14,8 @@ from disk import Disk, Image, Moment, images, key, write
 from queues import persistent_queue
 
 from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
+from ding_store.buffer.elements import ragged_elements
+from ding_store.buffer.elements.packet_file import PacketFile
 from ding_store.buffer.table import table as table_module
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.durability import Durability
@@ -45,6 +47,11 @@ def frame(i: int, is_exact: bool = True) -> Dict[str, Any]:
     """A frame that is kept as bytes, unless it is not exact."""
     levels = (torch.arange(1200) * (i + 1)) % 256
     return {'frame': levels.float() / 255 if is_exact else levels + 0.5}
+
+
+def units(i: int) -> Dict[str, Any]:
+    """An element of 1 to 3 pages."""
+    return {'units': torch.arange(500 * (i % 3 + 1)) * (i + 1), 'i': i}
 
 
 def stacks(i: int, is_exact: bool = True) -> Dict[str, Any]:
@@ -118,6 +125,13 @@ class Sampled(StoreBuffer):
         limiter = RateLimiter(1, timeout_s=0, max_insert=4, max_sample=4)
         super().__init__(size, path=path, fsync=fsync, sampler=self.limits, limiter=limiter)
         self.queue = persistent_queue(self)
+
+
+class Ragged(StoreBuffer):
+    """A buffer with leaves of varying length, like that of a memory bank."""
+
+    def __init__(self, size: int, path: str, fsync: bool = False) -> None:
+        super().__init__(size, path=path, fsync=fsync, share_frames=False, ragged='all')
 
 
 def kept(buffer: StoreBuffer) -> Dict[str, float]:
@@ -262,6 +276,12 @@ def load(make: Callable[[int], Any], first: int, count: int, directory: Path) ->
         is_whole=True,
     )
 
+
+RAGGED = [
+    extend([units(i) for i in range(5)], note={'cursor': 1}),
+    *(push(units(i)) for i in range(5, 8)),
+    update(5, units(9)),
+]
 
 WORKLOADS: Dict[str, Callable[[Path], List[Step]]] = {
     'pushes': lambda directory: [
@@ -522,6 +542,10 @@ def test_power_cut_anywhere_loses_no_state_of_samplers(directory: Path, monkeypa
     assert found_by_cuts(SAMPLED, directory, monkeypatch, Sampled) == []
 
 
+def test_power_cut_anywhere_loses_no_ragged_leaf(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found_by_cuts(RAGGED, directory, monkeypatch, Ragged) == []
+
+
 def test_power_cut_after_a_run_without_fsync_loses_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that is there when a buffer is opened with ``fsync=True`` is acknowledged then."""
     with watching(directory / 'disk', monkeypatch) as disk:
@@ -576,6 +600,10 @@ class CommitsFirst(RowWrites):
         self._durability.commit(note, encoded)
         self._durability.sync_columns()
 
+    def publish_one(self, slot: int) -> int:
+        self.publish(np.array([slot]))
+        return self._index.next_row - 1
+
 
 class SyncsNoFrames(TableColumns):
     """Makes rows live before the frames to which they refer are on the disk."""
@@ -592,6 +620,16 @@ class EvictsTooLate(RowWrites):
             slots, evicted = self._index.allocate(num_rows)
         self._columns.num_used = self._index.capacity
         return slots, evicted
+
+    def allocate_one(self) -> int:
+        return int(self.allocate(1)[0][0])
+
+
+class SyncsNoPackets(PacketFile):
+    """Makes rows live before their packets are on the disk."""
+
+    def _sync(self) -> None:
+        pass
 
 
 class UpdatesWithoutRecord(Durability):
@@ -621,6 +659,17 @@ def test_power_cut_with_a_wrong_order_is_found(
 ) -> None:
     monkeypatch.setattr(table_module, wrong.__base__.__name__, wrong)
     assert found_by_cuts(WORKLOADS[name](directory), directory, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ('module', 'wrong'),
+    [(table_module, CommitsFirst), (table_module, EvictsTooLate), (ragged_elements, SyncsNoPackets)],
+)
+def test_power_cut_with_a_wrong_order_of_ragged_leaves_is_found(
+    module: Any, wrong: type, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, wrong.__base__.__name__, wrong)
+    assert found_by_cuts(RAGGED, directory, monkeypatch, Ragged)
 
 
 # Saves

@@ -120,8 +120,8 @@ class NamesFirst(PacketFile):
 
     late: List[Any] = []
 
-    def _write(self, start: int, packets: Any) -> None:
-        self.late.append((start, packets))
+    def _write(self, packets: Any, starts: Any) -> None:
+        self.late.append((packets, starts))
 
     def published(self, slots: np.ndarray) -> None:
         linger()

@@ -223,18 +223,30 @@ class Elements:
     def push(self, element: Any, meta: Optional[Mapping[Any, Any]] = None) -> Tuple[int, Meta]:
         """Add one element. Return its row number and its meta, which the caller may modify."""
         with self.table.write_lock:
-            self.table.check_open()
-            write = self.current.store.writing(element) if meta is None else None
-            if write is not None:
-                try:
-                    slots, row = self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
-                except BaseException:
-                    finish(self.store.give_back)
-                    raise
+            if meta is None:
+                slot, row = self._add_one(element)
             else:
-                rows, slots = self._add([element], None if meta is None else [meta])
-                row = int(rows[0])
-            return row, self.metas.get(int(slots[0]), row)
+                rows, slots = self._add([element], [meta])
+                slot, row = int(slots[0]), int(rows[0])
+            return row, self.metas.get(slot, row)
+
+    def add(self, element: Any) -> int:
+        """Add one element, like ``push``. Return its row number."""
+        with self.table.write_lock:
+            return self._add_one(element)[1]
+
+    def _add_one(self, element: Any) -> Tuple[int, int]:
+        """Add one element without a meta. Return its slot and its row number."""
+        self.table.check_open()
+        write = self.current.store.writing(element)
+        if write is None:
+            rows, slots = self._add([element], None)
+            return int(slots[0]), int(rows[0])
+        try:
+            return self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
+        except BaseException:
+            finish(self.store.give_back)
+            raise
 
     def extend(
         self,

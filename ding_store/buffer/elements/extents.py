@@ -30,6 +30,11 @@ class Extents:
 
     def allocate(self, num_bytes: int) -> int:
         """Allocate ``num_bytes`` bytes and return their start."""
+        start = self._next
+        if self._end_of.get(start, 0) - start >= num_bytes:  # It continues the last allocation, as it does mostly.
+            self._shorten(start, start + num_bytes)
+            self._next = start + num_bytes
+            return start
         for start in self._from_next():
             if self._end_of[start] - start >= num_bytes:
                 self._shorten(start, start + num_bytes)
@@ -57,9 +62,13 @@ class Extents:
         place = bisect_left(self._starts, start)
         if place < len(self._starts) and self._starts[place] == end:
             end = self._remove(place)
-        if place > 0 and self._end_of[self._starts[place - 1]] == start:
-            start = self._starts[place - 1]
+        before = self._starts[place - 1] if place > 0 else -1
+        if before >= 0 and self._end_of[before] == start:
+            if end != self.end:
+                self._end_of[before] = end
+                return
             self._remove(place - 1)
+            start = before
         if end == self.end:
             self.end = start
         else:
@@ -79,6 +88,8 @@ class Extents:
         return self._end_of.pop(self._starts.pop(place))
 
     def _shorten(self, start: int, new_start: int) -> None:
-        end = self._remove(bisect_left(self._starts, start))
+        place, end = bisect_left(self._starts, start), self._end_of.pop(start)
         if new_start < end:
-            self._add(new_start, end)
+            self._starts[place], self._end_of[new_start] = new_start, end
+        else:
+            del self._starts[place]

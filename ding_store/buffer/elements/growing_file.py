@@ -13,9 +13,8 @@ import numpy as np
 
 from ding_store import free_space, private_files
 from ding_store.buffer.array_types import Array
-from ding_store.buffer.kernels.load import load_kernels
 from ding_store.buffer.persistence.journal import reserve
-from ding_store.compiled import copy_past_caches
+from ding_store.compiled import join_at
 from ding_store.errors import NotEnoughSpace
 
 #: The file grows by this much, or by a quarter.
@@ -83,21 +82,8 @@ class GrowingFile:
                 self._region.madvise(mmap.MADV_REMOVE, start)
 
     def write(self, parts: Sequence[Array], places: Sequence[int]) -> None:
-        """
-        Overview:
-            Write arrays of bytes to reserved space.
-        Arguments:
-            - places (:obj:`Sequence[int]`): Ascending positions of the arrays, and the end of them all. The bytes
-              behind an array are undefined up to the next position.
-        """
-        kernels = load_kernels() if len(parts) > 1 else None
-        if kernels is None:
-            for part, place in zip(parts, places):
-                copy_past_caches(self.view[place : place + len(part)], part)
-            return
-        addresses = np.array([part.__array_interface__['data'][0] for part in parts], np.int64)
-        sizes = np.array([len(part) for part in parts], np.int64)
-        kernels.copy_items(0, addresses, sizes, self.view, np.array(places, np.int64), True)
+        """Write arrays of bytes to these places of reserved space."""
+        join_at(self.view, parts, places)
 
     def read(self, start: int, num_bytes: int) -> Array:
         """Return a copy of these bytes, or fewer if they are not all there."""

@@ -108,6 +108,21 @@ class PacketFile(RowListener):
             raise
         return dict(zip(SPECS, np.array(written, np.int64).reshape(-1, len(SPECS)).T))
 
+    def write_one(self, packet: Writable) -> Tuple[int, int, int]:
+        """Write one packet, like ``write``. Return its position, size and checksum."""
+        try:
+            size = packet.size
+            if not self._file.expected_bytes:
+                self._file.expected_bytes = size * self._table.capacity
+            start = self._extents.allocate(-(-size // _ALIGNMENT) * _ALIGNMENT) if size else 0
+            self._file.reserve(self._extents.end)
+            self._write([packet], [start])
+            self._sync()
+        except BaseException:
+            self.give_back()
+            raise
+        return start, size, packet.checksum
+
     def give_back(self) -> None:
         """
         Free the bytes of packets that did not become rows. Truncate the file behind the last live row's packet, or
@@ -196,32 +211,31 @@ class PacketFile(RowListener):
         columns = self._table.columns.current
         if PLACE not in columns:
             return
-        if len(slots) == 1:
-            # Each append runs this. Operations on arrays take several times as long.
-            slot = slots.item(0)
-            size = -(-columns[BYTES].read(slots).item() // _ALIGNMENT) * _ALIGNMENT
-            self._held[0, slot], self._held[1, slot] = columns[PLACE].read(slots).item(), size
-            self.used_bytes += size
-            return
         sizes = _aligned(columns[BYTES].read(slots))
         self._held[:, slots] = columns[PLACE].read(slots), sizes
         self.used_bytes += int(sizes.sum())
 
     def removed(self, slots: Array) -> None:
-        if len(slots) == 1:
-            slot = slots.item(0)
-            place, size = self._held.item(0, slot), self._held.item(1, slot)
-            if size:
-                self._extents.free(place, size)
-                self.used_bytes -= size
-                self._held[0, slot] = self._held[1, slot] = 0
-            return
         held = self._held[:, slots]
         held = held[:, held[1] > 0]
         for start, end in _joined(*held) if held.size else ():
             self._extents.free(start, end - start)
             self.used_bytes -= end - start
         self._held[:, slots] = 0
+
+    def published_one(self, slot: int) -> None:
+        columns = self._table.columns.current
+        if PLACE in columns:
+            size = -(-columns[BYTES].integer(slot) // _ALIGNMENT) * _ALIGNMENT
+            self._held[0, slot], self._held[1, slot] = columns[PLACE].integer(slot), size
+            self.used_bytes += size
+
+    def removed_one(self, slot: int) -> None:
+        place, size = self._held.item(0, slot), self._held.item(1, slot)
+        if size:
+            self._extents.free(place, size)
+            self.used_bytes -= size
+            self._held[0, slot] = self._held[1, slot] = 0
 
     def settled(self, slots: Array) -> None:
         self.find_free()
@@ -271,30 +285,24 @@ class PacketFile(RowListener):
                 sync_directory(self._table_dir.path)
                 self._is_name_synced = True
 
-    def _write(self, start: int, packets: Sequence[Writable]) -> None:
-        """Write packets that follow each other."""
-        parts, places = [], []
-        for packet in packets:
+    def _write(self, packets: Sequence[Writable], starts: Sequence[int]) -> None:
+        parts: List[Array] = []
+        places: List[int] = []
+        for packet, start in zip(packets, starts):
             for part in packet.parts:
                 parts.append(part)
                 places.append(start)
                 start += len(part)
-            start = -(-start // _ALIGNMENT) * _ALIGNMENT
-        self._file.write(parts, [*places, start])
+        self._file.write(parts, places)
 
     def _append(self, packets: Sequence[Writable]) -> List[Tuple[int, int, int]]:
         """Write packets. Return position, size and checksum of each."""
         sizes = [packet.size for packet in packets]
-        rooms = [-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes]
         if not self._file.expected_bytes:
             self._file.expected_bytes = max(sizes) * self._table.capacity
-        starts = self._extents.allocate_each(rooms)
+        starts = self._extents.allocate_each([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])
         self._file.reserve(self._extents.end)
-        first = 0
-        for place in range(1, len(packets) + 1):
-            if place == len(packets) or starts[place] != starts[place - 1] + rooms[place - 1]:
-                self._write(starts[first], packets[first:place])
-                first = place
+        self._write(packets, starts)
         return [(start, size, packet.checksum) for start, size, packet in zip(starts, sizes, packets)]
 
 

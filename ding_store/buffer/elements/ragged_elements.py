@@ -26,6 +26,7 @@ from ding_store.errors import CorruptPayload, SchemaMismatch
 
 #: Elements that ``adopt`` encodes at once.
 _CHUNK = 64
+_NO_ITEMS = np.empty(0, np.uint8)
 
 
 class RaggedElements(ColumnElements):
@@ -79,11 +80,12 @@ class RaggedElements(ColumnElements):
         if self._columns.is_encoded:
             return None
         try:
-            columns, items = self.schema.encode_ragged([element])
+            values, items = self.schema.encode_one(element)
         except SchemaMismatch:
             return None
-        values = {**columns, **self._write(items, 1)}
-        return lambda slot: self._columns.store(np.array([slot]), values)
+        packet = self._layout.packet([items.get(name, _NO_ITEMS) for name in self.schema.ragged])
+        values[PLACE], values[BYTES], values[CHECKSUM] = self._packets.write_one(packet)
+        return lambda slot: self._columns.put(slot, values)
 
     def update(self, rows: Array, slots: Array, element: Any) -> None:
         columns, items = self.schema.encode_ragged([element])
@@ -160,9 +162,8 @@ class RaggedElements(ColumnElements):
 
     def _write(self, items: Dict[str, List[Array]], num_rows: int) -> Dict[str, Array]:
         """Write packets. Return the columns with their places."""
-        for name in self.schema.ragged.keys() - items.keys():
-            items[name] = [np.empty(0, np.uint8)] * num_rows
-        return self._packets.write(self._layout.packet(items, place) for place in range(num_rows))
+        arrays = [items.get(name) or [_NO_ITEMS] * num_rows for name in self.schema.ragged]
+        return self._packets.write(map(self._layout.packet, zip(*arrays)))
 
     def _sound_items(self, slots: Array, arrays: Columns) -> Tuple[Any, ...]:
         """Return what the layout needs to copy the items of these slots. Raises CorruptPayload if one is damaged."""

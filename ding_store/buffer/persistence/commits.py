@@ -260,8 +260,9 @@ def _record_at(region: mmap.mmap, start: int) -> Optional[Tuple[int, int, int, i
 
 
 def _packed(committed: Committed) -> bytes:
-    packed = _RECORD.pack(committed.sequence, committed.next_row, len(committed.note), zlib.crc32(committed.note))
-    return packed + _CHECKSUM.pack(zlib.crc32(packed))
+    sequence, next_row, note = committed
+    packed = _RECORD.pack(sequence, next_row, len(note), zlib.crc32(note))
+    return packed + zlib.crc32(packed).to_bytes(4, 'little')
 
 
 def _write(region: mmap.mmap, committed: Committed) -> bytes:

@@ -13,6 +13,7 @@ from ding_store.errors import CorruptPayload
 
 #: Odd factors: every bit of a row number changes its checksum.
 _OF_ROW, _OF_SLOT = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_ROW_FACTOR, _SLOT_FACTOR = int(_OF_ROW), int(_OF_SLOT)
 _ALL, _ONE = (1 << 64) - 1, {'i': np.int64(1), 'u': np.uint64(1)}
 _BITS = np.uint64(1) << np.arange(64, dtype=np.uint64)
 
@@ -35,15 +36,10 @@ class RowChecksums:
         self._marks[slots] = _marks(slots, rows)
         self._is_synced = False
 
-    def put_run(self, slots: Array, first_row: int) -> None:
-        """Store the checksums of consecutive rows."""
-        if len(slots) == 1:
-            # Avoids the fixed cost of array operations. Every push of one element runs this.
-            slot = int(slots[0])
-            self._marks[slot] = ((first_row + 1) * int(_OF_ROW) ^ (slot + 1) * int(_OF_SLOT)) & _ALL
-            self._is_synced = False
-        else:
-            self.put(slots, np.arange(first_row, first_row + len(slots)))
+    def put_one(self, slot: int, row: int) -> None:
+        """Store one checksum, without the fixed cost of array operations."""
+        self._marks[slot] = ((row + 1) * _ROW_FACTOR ^ (slot + 1) * _SLOT_FACTOR) & _ALL
+        self._is_synced = False
 
     def sync(self) -> None:
         if not self._is_synced:

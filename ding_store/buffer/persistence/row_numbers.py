@@ -42,16 +42,21 @@ class RowNumbers:
 
     def mark(self, slots: Array, first_row: int) -> None:
         """Store the checksums of rows that are about to be in these slots, numbered from ``first_row``."""
-        self._marks.put_run(slots, first_row)
-        if self._fsync:
-            # After a power cut an old checksum with a new row number would look like a damaged row number.
-            self._marks.sync()
+        if len(slots) == 1:
+            self._marks.put_one(int(slots[0]), first_row)
+        else:
+            self._marks.put(slots, np.arange(first_row, first_row + len(slots)))
+        self._sync_marks()
+
+    def mark_one(self, slot: int, row: int) -> None:
+        """Store the checksum of one row, like ``mark``."""
+        self._marks.put_one(slot, row)
+        self._sync_marks()
 
     def mark_moved(self, source: Array, target: Array) -> None:
         """Store the checksums of rows that are about to move to other slots."""
         self._marks.put(target, self.numbers[source])
-        if self._fsync:
-            self._marks.sync()
+        self._sync_marks()
 
     def repaired(self, first_row: int, next_row: int) -> Array:
         """Return the row numbers as they were stored, see ``RowChecksums.repaired``."""
@@ -92,6 +97,11 @@ class RowNumbers:
     def findings(self) -> List[str]:
         """Return which slots have wrong checksums."""
         return self._marks.findings(self.numbers)
+
+    def _sync_marks(self) -> None:
+        if self._fsync:
+            # After a power cut an old checksum with a new row number would look like a damaged row number.
+            self._marks.sync()
 
     def _map(self, region: mmap.mmap, marks: RowChecksums, capacity: int) -> None:
         self._region, self._marks = region, marks

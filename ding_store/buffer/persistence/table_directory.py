@@ -65,6 +65,20 @@ most as many as were pushed.
 A kill loses nothing that was stored, because the pages belong to the kernel. A power cut may lose any of them, in any
 order. With ``fsync=True`` every step above is on the disk before the next one begins. The state of samplers is on the
 disk with the next push. ``tests/disk.py`` models a disk that loses its power.
+
+With ``fsync=True`` a push waits for the disk once per file that it changes, and for ``rows`` once more if rows leave:
+
+    packed       else a live row names bytes that are not there
+    rows         -1 of evicted rows; else an evicted row is live with the payload of its successor
+    NNN.column   each of them; else a live row has a payload of earlier rows
+    metas        if there are new ones; else a live row has no meta
+    marks        else an evicted row comes back: its checksum fits its number, which may differ from the new one in one
+                 bit, as a damaged number would
+    rows         the new row numbers; else the commit, and its note, are valid without the rows
+    commit       else the call returns before its rows last
+
+Each wait has its own file, except for those of ``rows``, which the payload separates. A wait thus only goes if data
+move to a file that is synced anyway.
 """
 
 from __future__ import annotations
@@ -189,6 +203,10 @@ class TableDirectory:
         they are then on the disk.
         """
         self._rows.mark(slots, first_row)
+
+    def mark_one(self, slot: int, row: int) -> None:
+        """Store the checksum of one row, like ``mark``."""
+        self._rows.mark_one(slot, row)
 
     def commit(self, next_row: int, note: Optional[bytes] = None) -> None:
         self._commits.commit(next_row, note)

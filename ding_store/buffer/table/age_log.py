@@ -58,14 +58,14 @@ class AgeLog:
         slots[missing] = candidates
         found[missing] = self._row_of_slot[candidates] == wanted
 
-    def take_one(self) -> Array:
-        """Return the same as ``take(1)``, without the fixed cost of array operations."""
+    def take_one(self) -> int:
+        """Return the slot of ``take(1)``, without the fixed cost of array operations."""
         head = self.head
-        slot = self.slots[head]
-        if self._row_of_slot[slot] != self.rows[head]:
-            return self.take(1)
+        slot: int = self.slots.item(head)
+        if self._row_of_slot.item(slot) != self.rows.item(head):
+            return int(self.take(1)[0])
         self.head = head + 1
-        return np.array([slot], np.intp)
+        return slot
 
     def take(self, num_rows: int) -> Array:
         """Return the slots of the oldest live rows. Move the head past them and past deleted rows before them."""

@@ -254,6 +254,11 @@ class TableColumns:
                 else:
                     copy_past_caches(column[places], part)
 
+    def put(self, slot: int, values: Mapping[str, Any]) -> None:
+        """Fill one slot with a value for each column. Not if ``is_encoded``."""
+        for name, array in self._layout.arrays.items():
+            array[slot] = values[name]
+
     def encode(self, slots: Array, schema: Schema, elements: Sequence[Any]) -> None:
         """
         Overview:

@@ -67,6 +67,11 @@ class Durability:
         if self._table_dir is not None:
             self._table_dir.mark(slots, first_row)
 
+    def mark_one(self, slot: int, row: int) -> None:
+        """Store the checksum of a row that is about to be in this slot."""
+        if self._table_dir is not None:
+            self._table_dir.mark_one(slot, row)
+
     def commit_rows(self, note: Optional[Mapping[str, Any]], encoded: Optional[bytes]) -> None:
         """Make published rows valid, together with a note."""
         if self._fsync:

@@ -54,6 +54,10 @@ class Column:
         """Return the values of these slots in a fresh array."""
         return self.stored.take(slots, 0, None, 'clip')
 
+    def integer(self, slot: int) -> int:
+        """Return the value of one slot of a column of integers."""
+        return int(self.stored.item(slot))
+
     def read_into(self, slots: Array, out: Array, cold: Optional[ColdColumn] = None) -> None:
         """
         Overview:

@@ -27,8 +27,16 @@ class RowListener:
     def published(self, slots: Array) -> None:
         """New rows were published in these slots."""
 
+    def published_one(self, slot: int) -> None:
+        """A new row was published in this slot. Override it only to avoid the cost of an array."""
+        self.published(np.array([slot], np.intp))
+
     def removed(self, slots: Array) -> None:
         """The rows of these slots left."""
+
+    def removed_one(self, slot: int) -> None:
+        """The row of this slot left, see ``published_one``."""
+        self.removed(np.array([slot], np.intp))
 
     def restored(self, slots: Array) -> None:
         """The rows that left these slots last are back."""
@@ -66,10 +74,7 @@ class Listeners:
             self._listeners.append(weakref.ref(listener, self._listeners.remove))
 
     def alive(self) -> List[RowListener]:
-        if not self._listeners:
-            return []
-        alive = [reference() for reference in self._listeners]
-        return [listener for listener in alive if listener is not None]
+        return [listener for reference in self._listeners if (listener := reference()) is not None]
 
 
 class RowIndex:
@@ -143,6 +148,24 @@ class RowIndex:
             return retired, evicted
         return self._slots[self.count : self.count + num_rows].astype(np.intp), evicted
 
+    def allocate_one(self) -> int:
+        """Reserve the slot of one new row, like ``allocate``, without the fixed cost of array operations."""
+        if self.count < self.capacity:
+            return int(self._slots[self.count])
+        if self.remover is not None:
+            return int(self.allocate(1)[0][0])
+        slot = -1
+        try:
+            slot = self._log.take_one()
+            self._remove_one(slot)
+            for listener in self._listeners.alive():
+                listener.removed_one(slot)
+        except BaseException:
+            freed = slot >= 0 and self.row_of_slot[slot] == EMPTY
+            self._settle(np.array([slot] if freed else [], np.intp))
+            raise
+        return slot
+
     def restore(self, slots: Array, evicted: Array) -> None:
         """Undo ``allocate`` before anything was written: the evicted rows are live again. O(capacity)."""
         self._log.pack()
@@ -165,6 +188,9 @@ class RowIndex:
             - skipped (:obj:`int`): How many row numbers to use up first, for rows that never become live.
         """
         num_rows, first = len(slots), self.next_row + skipped
+        if num_rows == 1:
+            self.publish_one(slots.item(0), first)
+            return
         log = self._log
         tail = log.tail
         if tail + num_rows > len(log.rows):
@@ -175,16 +201,29 @@ class RowIndex:
             log.tail = tail + num_rows
             self.next_row = first + num_rows
             self.count += num_rows
-            if num_rows == 1:
-                # A call of compiled code takes several times as long.
-                slot = slots.item(0)
-                log.rows[tail], log.slots[tail], self.row_of_slot[slot] = first, slot, first
-            else:
-                publish(self.row_of_slot, log.rows, log.slots, tail, slots, first)
+            publish(self.row_of_slot, log.rows, log.slots, tail, slots, first)
             for listener in self._listeners.alive():
                 listener.published(slots)
         except BaseException:
             self._settle(slots)
+            raise
+
+    def publish_one(self, slot: int, row: int) -> None:
+        """
+        Make a row live that was written to the slot of the last ``allocate_one``. Compiled code and operations on
+        arrays take several times as long for one row.
+        """
+        log = self._log
+        if log.tail == len(log.rows):
+            log.pack()
+        tail = log.tail
+        try:
+            log.tail, self.next_row, self.count = tail + 1, row + 1, self.count + 1
+            log.rows[tail], log.slots[tail], self.row_of_slot[slot] = row, slot, row
+            for listener in self._listeners.alive():
+                listener.published_one(slot)
+        except BaseException:
+            self._settle(np.array([slot], np.intp))
             raise
 
     def remove(self, slots: Array) -> None:
@@ -362,7 +401,7 @@ class RowIndex:
                     log.head, self.count = end, self.count - num_rows
                     self._tell_removed(oldest)
                     return oldest, rows
-            oldest = log.take_one() if num_rows == 1 else log.take(num_rows)
+            oldest = np.array([log.take_one()], np.intp) if num_rows == 1 else log.take(num_rows)
             rows = self.row_of_slot[oldest]
             self.remove(oldest)
             return oldest, rows

@@ -203,23 +203,24 @@ class Table:
         """
         return self._writes.writing(num_rows, skipped, note)
 
-    def add_one(self, write: Callable[[int], None]) -> Tuple[Array, int]:
+    def add_one(self, write: Callable[[int], None]) -> Tuple[int, int]:
         """
         Overview:
             Add one row without a note, like ``writing``. ``write`` fills the given slot and must not fail.
         Returns:
-            - slots (:obj:`np.ndarray`): The slot of the row, ``(1,)``.
+            - slot (:obj:`int`): The slot of the row.
             - row (:obj:`int`): The row number.
         """
         with self.write_lock:
-            slots, _ = self._writes.allocate(1)
-            row = self.index.next_row
-            if self.columns.shared:
+            slot = self._writes.allocate_one()
+            is_shared = bool(self.columns.shared)
+            if is_shared:
                 self.columns.are_frames_counted = False
-            write(int(slots[0]))
-            self._writes.publish(slots)
-            self.shape.judge_sharing()
-        return slots, row
+            write(slot)
+            row = self._writes.publish_one(slot)
+            if is_shared:
+                self.shape.judge_sharing()
+        return slot, row
 
     def update(self, rows: Array, columns: Columns) -> Array:
         """

@@ -55,6 +55,42 @@ class RowWrites:
             self._durability.sync_numbers()
         return slots, evicted
 
+    def allocate_one(self) -> int:
+        """Reserve a slot and space for one new row, like ``allocate``, without the fixed cost of array operations."""
+        index, columns = self._index, self._columns
+        if columns.shared:
+            return int(self.allocate(1)[0][0])
+        self._guard.check_open()
+        with index.lock:
+            if index.promised_row > index.next_row:
+                index.next_row = index.promised_row
+            is_full = index.count == index.capacity
+            columns.reserve(index.capacity if is_full else index.count + 1)
+            if is_full:
+                self._guard.announce()
+            slot = index.allocate_one()
+        if is_full:
+            # Sync before the first byte of the row that replaces the evicted one.
+            self._durability.sync_numbers()
+        return slot
+
+    def publish_one(self, slot: int) -> int:
+        """Make one written slot visible, like ``publish``. Return its row number."""
+        self._durability.sync_columns()
+        row = self._index.next_row
+        try:
+            self._durability.mark_one(slot, row)
+            with self._index.lock:
+                self._index.publish_one(slot, row)
+            self._durability.commit_rows(None, None)
+        except BaseException:
+            if self._index.row_of_slot[slot] == row:
+                finish(lambda: self._durability.commit_rows(None, None))
+            raise
+        if self._columns.shared:
+            self._columns.are_frames_counted = True
+        return row
+
     def publish(
         self, slots: Array, skipped: int = 0, note: Optional[Mapping[str, Any]] = None, encoded: Optional[bytes] = None
     ) -> None:
