@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 class FramesOfRow:
     """
     Overview:
-        Where one row at a time has its frames, and which earlier frames those of the next row are probably equal to.
+        The frames of one row at a time, and guesses of the earlier frames that they equal.
     Arguments:
         - columns (:obj:`List[int]`): The columns of one pool, by their places among all columns.
         - numbers (:obj:`List[int]`): The number of frames of each.
