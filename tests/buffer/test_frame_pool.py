@@ -14,6 +14,7 @@ from ding_store.buffer.table.frame_pool import FramePool
 
 #: Few different frames, so that many are equal. Two of them differ in the last byte alone.
 NUM_KINDS = 12
+FIRST = np.zeros(1, np.int64)
 
 
 def frame(kind: int, size: int) -> np.ndarray:
@@ -47,7 +48,7 @@ class Frames(RuleBasedStateMachine):
     def remove(self, data: Any) -> None:
         if self.rows:
             row = data.draw(st.sampled_from(sorted(self.rows)))
-            self.pool.release(self.rows.pop(row))
+            self.pool.release(self.rows.pop(row)[None], FIRST)
             del self.kinds[row]
 
     @rule()
@@ -87,8 +88,7 @@ def test_pool_of_many_frames_grows_its_table(hash_bits: int, monkeypatch: Any) -
     assert (second == first[::-1]).all()
     assert len(np.unique(first)) == pool.num_used == 1500
     assert (pool.frames[first] == frames).all()
-    pool.release(first[:1000])
-    pool.release(second[:1000])
+    pool.release(np.stack([first, second], axis=1), np.arange(1000))
     assert pool.num_used == 1000
     assert pool.findings(np.concatenate([first[1000:], second[1000:]])) == []
 

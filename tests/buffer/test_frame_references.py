@@ -68,6 +68,6 @@ def test_pool_counts_frames_as_often_as_they_are_used(monkeypatch: Any, compiled
     assert np.array_equal(pool.frames[held], frames_of([5, 6, 6, 5, 5]))
     assert pool.num_used == 2
     assert pool.findings(np.append(held, numbers[1])) == []
-    pool.release(held)
+    pool.release(held[None], np.zeros(1, np.int64))
     assert pool.num_used == 1
     assert pool.findings(numbers[1:2]) == []

@@ -10,6 +10,7 @@ from needs import lacking
 
 from ding_store.buffer import Prioritized, StoreBuffer
 from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.table.frame_pool import FramePool
 from ding_store.environment import ENV_NO_NUMBA
 from ding_store.errors import SchemaMismatch
 
@@ -177,3 +178,49 @@ def test_push_into_a_path_uses_the_crash_safe_code(tmp_path: Any) -> None:
     assert not is_compiled(buffer, leaves(0))
     buffer.close()
     assert [item.index for item in StoreBuffer(4, path=str(tmp_path / 'table'))] == ['2', '3', '4', '5']
+
+
+@pytest.mark.parametrize('hash_bits', [64, 0])
+@pytest.mark.parametrize('dtype', [torch.uint8, torch.float32])
+@pytest.mark.parametrize('size', [1, 40])
+def test_pushes_of_stacks_share_frames_as_a_model(
+    size: int, dtype: torch.dtype, hash_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two environments take turns, frames recur later, episodes end, and rows are deleted and added as columns."""
+    monkeypatch.setattr(FramePool, 'hash_bits', hash_bits)
+    rng, (length, steps) = np.random.default_rng(size), (3, 2)
+    frames = rng.integers(0, 256, (15, 32, 33), np.uint8)
+    frames[1] = frames[0]
+    frames[1, -1, -1] ^= 1  # They differ in the last byte.
+    buffer, rows = StoreBuffer(size), {}
+    played = [rng.integers(0, 15, length + steps - 1).tolist() for _ in range(2)]
+
+    def values(kinds: list) -> torch.Tensor:
+        levels = torch.from_numpy(frames[kinds])
+        return levels.float() / 255 if dtype == torch.float32 else levels
+
+    for i in range(100):
+        env = played[i % 2]
+        env.append(int(rng.integers(15)))
+        if rng.random() < 0.1:
+            env[-length - steps :] = [0] * (length + steps)
+        kinds = env[-length - steps : -steps], env[-length:]
+        element = {'obs': values(kinds[0]), 'next_obs': values(kinds[1]), 'number': torch.tensor([i])}
+        if i % 7 == 5:
+            buffer.extend({name: value.numpy()[None] for name, value in element.items()})
+        else:
+            assert i == 0 or is_compiled(buffer, element) == (load_kernels() is not None)
+            buffer.push(element)
+        rows[str(i)] = kinds
+        while len(rows) > size:
+            del rows[min(rows, key=int)]
+        # After some deletes, the frames that the next row probably has are free.
+        leaving = list(rows) if i % 31 == 30 else rng.choice(list(rows), int(i % 9 == 4 and size > 1)).tolist()
+        buffer.delete(leaving)
+        rows = {row: kinds for row, kinds in rows.items() if row not in leaving}
+        assert buffer.check() == []
+        assert [item.index for item in buffer] == list(rows)
+        assert all(torch.equal(item.data['obs'], values(rows[item.index][0])) for item in buffer)
+        assert all(torch.equal(item.data['next_obs'], values(rows[item.index][1])) for item in buffer)
+        num_frames = len({kind for pair in rows.values() for kinds in pair for kind in kinds})
+        assert buffer.num_bytes == num_frames * frames[0].size + len(rows) * (2 * length * 4 + 8)

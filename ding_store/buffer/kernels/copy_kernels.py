@@ -29,6 +29,7 @@ PUT = f'void({_INTS}, {_INTS}, {_INTS}, int64)'
 COPY_ITEMS = f'void(int64, {_INTS}, {_INTS}, uint8[::1], {_INTS}, boolean)'
 #: The input may be read-only, such as memory of another process.
 NARROW = types.boolean(types.Array(types.float32, 1, 'C', readonly=True), types.uint8[::1])
+NARROW_ROW = f'boolean({_INTS}, {_INTS}, {_INTS}, uint8[::1])'
 NARROW_FRAMES = f'int64({_INTS}, int64, int64, uint8[:, ::1], int32[::1])'
 _LEVELS = types.Array(types.uint8, 2, 'C', readonly=True)
 WIDEN = types.void(_LEVELS, types.int64[::1], types.float32[:, ::1])
@@ -227,6 +228,27 @@ def narrow(values: Array, levels: Array) -> bool:
             wrong |= _bits_of(part[i]) ^ _bits_of(np.float32(level) / np.float32(255))
     is_exact: bool = wrong == 0
     return is_exact
+
+
+def narrow_row(places: Array, columns: Array, sizes: Array, levels: Array) -> bool:
+    """
+    Overview:
+        Convert the values of one row to bytes like ``narrow``, and write the addresses of the bytes to ``places``.
+    Arguments:
+        - places (:obj:`np.ndarray`): Address of each column's value.
+        - columns, sizes (:obj:`np.ndarray`): The columns of floats among ``places``, and their numbers of values.
+        - levels (:obj:`np.ndarray`): Receives the bytes of all columns behind each other.
+    Returns:
+        - is_exact (:obj:`bool`): As in ``narrow``. False as well if an address is not that of a float.
+    """
+    start = 0
+    for k in range(columns.shape[0]):
+        given, end = places[columns[k]], start + sizes[k]
+        if given % 4 or not narrow(carray(_floats_at(given), (sizes[k],)), levels[start:end]):
+            return False
+        places[columns[k]] = levels.ctypes.data + start
+        start = end
+    return True
 
 
 def narrow_frames(parts: Array, per_part: int, lag: int, levels: Array, numbers: Array) -> int:

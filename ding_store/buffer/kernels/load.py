@@ -35,11 +35,15 @@ class Kernels(NamedTuple):
     are_at: Callable[..., bool]
     narrow: Callable[..., bool]
     narrow_freely: Callable[..., bool]
+    narrow_row: Callable[..., bool]
+    narrow_row_freely: Callable[..., bool]
     narrow_frames: Callable[..., int]
     widen: Callable[..., None]
     widen_many: Callable[..., None]
     widen_steps: Callable[..., bool]
     intern: Callable[..., int]
+    intern_row: Callable[..., int]
+    intern_row_freely: Callable[..., int]
     release: Callable[..., None]
     index_frames: Callable[..., None]
 
@@ -73,7 +77,9 @@ def _compile(compiled: Compiler) -> Kernels:
         walk=compiled(row_kernels.WALK, row_kernels.walk),
         are_at=compiled(row_kernels.ARE_AT, row_kernels.are_at),
         narrow=compiled(copy_kernels.NARROW, copy_kernels.narrow),
+        narrow_row=compiled(copy_kernels.NARROW_ROW, copy_kernels.narrow_row),
         widen=compiled(copy_kernels.WIDEN, copy_kernels.widen),
+        intern_row=compiled(frame_kernels.INTERN_ROW, frame_kernels.intern_row),
         release=compiled(frame_kernels.RELEASE, frame_kernels.release),
         index_frames=compiled(frame_kernels.INDEX, frame_kernels.index_frames),
         # These take up to milliseconds, in which other threads may run.
@@ -81,8 +87,10 @@ def _compile(compiled: Compiler) -> Kernels:
         put_freely=compiled(copy_kernels.PUT, copy_kernels.put, nogil=True),
         copy_items=compiled(copy_kernels.COPY_ITEMS, copy_kernels.copy_items, nogil=True),
         narrow_freely=compiled(copy_kernels.NARROW, copy_kernels.narrow, nogil=True),
+        narrow_row_freely=compiled(copy_kernels.NARROW_ROW, copy_kernels.narrow_row, nogil=True),
         narrow_frames=compiled(copy_kernels.NARROW_FRAMES, copy_kernels.narrow_frames, nogil=True),
         widen_many=compiled(copy_kernels.WIDEN, copy_kernels.widen_many, nogil=True),
         intern=compiled(frame_kernels.INTERN, frame_kernels.intern, nogil=True),
+        intern_row_freely=compiled(frame_kernels.INTERN_ROW, frame_kernels.intern_row, nogil=True),
         widen_steps=compiled(copy_kernels.WIDEN_STEPS, copy_kernels.widen_steps, nogil=True),
     )

@@ -52,7 +52,18 @@ _MAX_RUNS = 4
 class _Layout:
     """The columns at one time. Readers must not combine the arrays of one time with the names of another."""
 
-    __slots__ = ('arrays', 'columns', 'memory', 'narrow', 'narrow_names', 'pools', 'row_bytes', 'shared', 'specs')
+    __slots__ = (
+        'arrays',
+        'columns',
+        'memory',
+        'narrow',
+        'narrow_names',
+        'num_frames',
+        'pools',
+        'row_bytes',
+        'shared',
+        'specs',
+    )
 
     def __init__(self, memory: ColumnMemory, narrow_names: Collection[str], shared: Mapping[str, Shared]) -> None:
         self.memory, self.arrays, self.narrow_names, self.shared = memory, memory.columns, narrow_names, shared
@@ -63,6 +74,8 @@ class _Layout:
         self.narrow = frozenset(name for name, column in self.columns.items() if column.encoding)
         self.row_bytes = sum(column.row_bytes for column in self.columns.values())
         self.pools = pools_of(shared)
+        #: The number of references that a row has to the frames of each pool.
+        self.num_frames = [sum(each.num_frames for each in shared.values() if each.pool is pool) for pool in self.pools]
 
     def close(self) -> None:
         self.memory.close()
@@ -284,7 +297,7 @@ class TableColumns:
         were_counted, self.are_frames_counted = self.are_frames_counted, False
         if were_counted:
             # First, because all frames of the pool may be in use. Readers of these rows repeat their read.
-            shared.pool.release(references[slots])
+            shared.pool.release(references, slots)
         references[slots] = shared.intern(values)
         self.are_frames_counted = were_counted
 
@@ -438,8 +451,11 @@ class TableColumns:
         Raises:
             - NotEnoughSpace: The disk is full. Nothing was written.
         """
-        for pool in self._layout.pools:
-            move = pool.reserve(num_rows * self._num_frames(pool, names))
+        layout = self._layout
+        for pool, num_frames in zip(layout.pools, layout.num_frames):
+            if names is not None:
+                num_frames = self._num_frames(pool, names)
+            move = pool.reserve(num_rows * num_frames)
             if move is not None:
                 self._use(move)
 
@@ -478,8 +494,9 @@ class TableColumns:
 
     def release(self, slots: Array) -> None:
         """Give up the frames of rows that left these slots."""
-        for pool in self._layout.pools:
-            pool.release(self._references(pool, slots))
+        layout = self._layout
+        for name, each in layout.shared.items():
+            each.pool.release(layout.arrays[name], slots)
 
     def recount(self, slots: Array) -> None:
         """Count the references to frames anew. ``slots`` are those of all live rows. It may be called again."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from ding_store.buffer.kernels.load import BRIEF_BYTES, load_kernels
 from ding_store.buffer.persistence.table_header import ENCODING
 from ding_store.buffer.table.cold import ColdColumn
 from ding_store.buffer.table.frame_sharing import Shared
-from ding_store.buffer.table.narrowing import gather, narrow_into, widen
+from ding_store.buffer.table.narrowing import gather, widen
 from ding_store.compiled import FAR_BYTES, copy_past_caches
 
 _FIRST = np.zeros(1, np.int64)
@@ -131,10 +131,6 @@ class NarrowColumn(Column):
         else:
             out[...] = gather(rows, np.arange(len(rows)), None)
 
-    def encode_into(self, values: Sequence[Array], out: Array) -> bool:
-        """Write values in the stored form. Return False if they do not fit into it."""
-        return narrow_into(values, out)
-
     def _gather(self, slots: Array, out: Array) -> None:
         if out.dtype != np.float32:
             raise TypeError(f'values of float32 do not fit into an array of {out.dtype}')
@@ -195,13 +191,6 @@ class SharedColumn(Column):
             return StepsOfFrames(self, num_steps)
         step = self.shared._replace(spec=(dtype, tuple(shape)), num_frames=self.shared.num_frames // num_steps)
         return SharedColumn(self.stored.reshape(-1, step.num_frames), step, self.encoding is not None)
-
-    def encode_into(self, value: Array, frames: Array) -> bool:
-        """Write the frames of a value, in the form in which the pool has them. Return False if they do not fit."""
-        if isinstance(self._frames, NarrowColumn):
-            return self._frames.encode_into([value], frames[None])
-        frames[...] = value.reshape(frames.shape)
-        return True
 
     def _gather(self, slots: Array, out: Array) -> None:
         if out.shape != (len(slots), *self.shape) or out.dtype != self.dtype:

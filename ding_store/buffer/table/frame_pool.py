@@ -9,7 +9,7 @@ import numpy as np
 
 from ding_store import free_space
 from ding_store.buffer.array_types import Array, filled
-from ding_store.buffer.kernels.load import load_kernels
+from ding_store.buffer.kernels.load import Kernels, load_kernels
 from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.persistence.table_header import HASH, StoredColumn, StoredFrames
 from ding_store.buffer.table.column_memory import ColumnMemory
@@ -19,9 +19,40 @@ from ding_store.errors import NotEnoughSpace
 #: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
+#: Rows among whose frames an equal one is looked for. As many environments can take turns.
+_RECENT_ROWS = 32
 _FRAMES, _HASHES = 'frames', 'hashes'
 
 logger = logging.getLogger(__name__)
+
+
+class FramesOfRow:
+    """
+    Overview:
+        The frames of one row at a time, and guesses of the earlier frames that they equal.
+    Arguments:
+        - columns (:obj:`List[int]`): The columns of one pool, by their places among all columns.
+        - numbers (:obj:`List[int]`): The number of frames of each.
+        - is_brief (:obj:`bool`): Whether to keep the interpreter's lock.
+    """
+
+    __slots__ = ('_begin', 'columns', 'intern', 'lags', 'num_frames', 'numbers', 'recent')
+
+    def __init__(self, columns: List[int], numbers: List[int], kernels: Kernels, is_brief: bool) -> None:
+        self.columns, self.numbers = np.array(columns), np.array(numbers)
+        self.intern = kernels.intern_row if is_brief else kernels.intern_row_freely
+        self.num_frames = sum(numbers)
+        #: See ``frame_kernels.intern_row``. Rows of several environments may take turns.
+        self.lags = np.zeros(self.num_frames, np.int64)
+        self.recent = np.zeros(_RECENT_ROWS * self.num_frames, np.int32)
+        self._begin = 0
+
+    def turn(self) -> int:
+        """Return the place in ``recent`` of the next row."""
+        self._begin += self.num_frames
+        if self._begin == len(self.recent):
+            self._begin = 0
+        return self._begin
 
 
 class FramePool:
@@ -61,7 +92,7 @@ class FramePool:
                 self._memory.close()
                 raise
         self._frame_bytes = spec_bytes(spec)
-        self._address = self.frames.ctypes.data
+        self._use_memory()
         self._hash_mask = (1 << self.hash_bits) - 1
         self._kernels = load_kernels()
         self._counts = filled(capacity, 0, np.int32)
@@ -85,10 +116,6 @@ class FramePool:
     def frames(self) -> Array:
         """The frames by number, ``(capacity, *shape)``."""
         return self._memory.columns[_FRAMES]
-
-    @property
-    def _hashes(self) -> Array:
-        return self._memory.columns[_HASHES]
 
     @property
     def has_files(self) -> bool:
@@ -127,6 +154,24 @@ class FramePool:
             done = self._kernels.intern(*addresses, *known, self._hash_mask, lag, numbers, done)
             if done == num_frames:
                 return numbers
+            self._check_room()
+            self._index(2 * len(self._table))
+
+    def intern_row(self, places: Array, row: FramesOfRow) -> None:
+        """
+        Overview:
+            Find or add the frames of one row, with compiled loops. Each is counted once more. The caller has reserved
+            room for them.
+        Arguments:
+            - places (:obj:`np.ndarray`): Address of each column's value, int64. Those of the pool's columns become
+              addresses of references, which are valid until the next row.
+        """
+        done, begin, pool = 0, row.turn(), (self._frame_bytes, self._address, self._hashes, self._counts)
+        while True:
+            rest = self._table, self._free, self._state, self._hash_mask, row.lags, row.recent, begin
+            done = row.intern(places, row.columns, row.numbers, *pool, *rest, done)
+            if done == row.num_frames:
+                return
             self._check_room()
             self._index(2 * len(self._table))
 
@@ -194,17 +239,21 @@ class FramePool:
 
         return move
 
+    def _use_memory(self) -> None:
+        """Keep what each push needs of the arrays."""
+        self._address, self._hashes = self.frames.ctypes.data, self._memory.columns[_HASHES]
+
     def _check_room(self) -> None:
         if self._state[_NUM_USED] == self.capacity:
             raise RuntimeError(f'a row has more frames than the pool has room for: {self.capacity} are in use')
 
-    def release(self, numbers: Array) -> None:
-        """Count each of these frames once less."""
-        numbers = np.ascontiguousarray(numbers, np.int32).reshape(-1)
+    def release(self, references: Array, slots: Array) -> None:
+        """Count the frames to which these rows of ``references`` refer once less."""
         if self._kernels is None:
-            self._release_in_python(numbers)
+            self._release_in_python(references[slots].reshape(-1))
         else:
-            self._kernels.release(numbers, self._hashes, self._counts, self._table, self._free, self._state)
+            slots = np.ascontiguousarray(slots, np.int64)
+            self._kernels.release(references, slots, self._hashes, self._counts, self._table, self._free, self._state)
 
     def recount(self, numbers: Array) -> None:
         """
@@ -257,7 +306,7 @@ class FramePool:
             counts[:num_ever], free[:num_ever] = self._counts[:num_ever], self._free[:num_ever]
             self._counts, self._free = counts, free
             resize_memory(num_ever)
-            self._address = self.frames.ctypes.data
+            self._use_memory()
 
         return resize
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
+from math import prod
 from sys import getrefcount
 from typing import Any, Callable, Dict, List, Mapping, Optional, Tuple
 
@@ -17,8 +18,8 @@ from ding_store.buffer.array_types import Array
 from ding_store.buffer.forks import hold_over_forks
 from ding_store.buffer.kernels.load import BRIEF_BYTES, Kernels, load_kernels
 from ding_store.buffer.table.cold import ColdColumn
-from ding_store.buffer.table.encodings import Column, NarrowColumn, SharedColumn
-from ding_store.buffer.table.frame_pool import FramePool
+from ding_store.buffer.table.encodings import Column, SharedColumn
+from ding_store.buffer.table.frame_pool import FramePool, FramesOfRow
 from ding_store.buffer.table.specs import ColumnSpec, spec_bytes
 from ding_store.columns.collate import PlainBatch
 from ding_store.compiled import FAR_BYTES
@@ -67,28 +68,17 @@ class RowWriter:
     def __init__(self, gather: Gather, batch: PlainBatch, kernels: Kernels) -> None:
         self.gather, self._batch = gather, batch
         self._put = kernels.put if gather.sizes.sum() <= BRIEF_BYTES else kernels.put_freely
-        #: Per narrow column its position, and memory for its bytes.
-        self._narrow: List[Tuple[int, NarrowColumn, Array, int]] = []
-        #: Per pool of shared frames, memory for the frames of an element, and the columns with their positions in it.
-        self._shared: List[Tuple[FramePool, Array, List[Tuple[int, SharedColumn, slice]]]] = []
-        #: Of those pools whose columns all are floats of as many frames, the positions of the columns.
-        self._alike: Dict[int, Array] = {}
-        self._narrow_frames = kernels.narrow_frames
-        shared: Dict[int, List[Tuple[int, SharedColumn]]] = {}
-        for name, place in gather.encoded:
-            column = gather.columns[name]
-            if isinstance(column, NarrowColumn):
-                made = np.empty((1, gather.sizes[place]), np.uint8)
-                self._narrow.append((place, column, made, made.ctypes.data))
-            elif isinstance(column, SharedColumn):
-                shared.setdefault(id(column.shared.pool), []).append((place, column))
-        for columns in shared.values():
-            pool, ends = columns[0][1].shared.pool, np.cumsum([each.shared.num_frames for _, each in columns]).tolist()
-            parts = [slice(end - each.shared.num_frames, end) for end, (_, each) in zip(ends, columns)]
-            frames = np.empty((ends[-1], *pool.frames.shape[1:]), pool.frames.dtype)
-            self._shared.append((pool, frames, [(*each, part) for each, part in zip(columns, parts)]))
-            if all(each.encoding and each.shared.num_frames == ends[0] for _, each in columns):
-                self._alike[len(self._shared) - 1] = np.array([place for place, _ in columns])
+        encoded = [(gather.columns[name], place) for name, place in gather.encoded]
+        floats = [(column, place) for column, place in encoded if column.encoding]
+        #: Narrow columns, their numbers of values, and memory for their bytes.
+        sizes = np.array([prod(column.shape) for column, _ in floats], np.int64)
+        self._floats = np.array([place for _, place in floats], np.int64), sizes, np.empty(sizes.sum(), np.uint8)
+        self._narrow = kernels.narrow_row if 4 * sizes.sum() <= BRIEF_BYTES else kernels.narrow_row_freely
+        shared: Dict[int, List[Tuple[SharedColumn, int]]] = {}
+        for column, place in encoded:
+            if isinstance(column, SharedColumn):
+                shared.setdefault(id(column.shared.pool), []).append((column, place))
+        self._frames = [_frames_of_row(columns, kernels) for columns in shared.values()]
 
     def writing(self, element: Any) -> Optional[Callable[[int], None]]:
         """
@@ -99,34 +89,23 @@ class RowWriter:
         if found is None:
             return None
         places, held = np.array(found[0], np.int64), found[1]
-        for place, column, narrowed, address in self._narrow:
-            if not column.encode_into([held[place].detach().numpy()], narrowed):
-                return None
-            places[place] = address
-        for number, (_, frames, columns) in enumerate(self._shared):
-            alike = self._alike.get(number)
-            if alike is not None and not (places[alike] % 4).any():
-                # One call for all columns, which take most of the time otherwise.
-                levels, numbers = frames.reshape(len(frames), -1), np.empty(len(frames), np.int32)
-                if self._narrow_frames(places[alike], len(frames) // len(alike), 0, levels, numbers) < 0:
-                    return None
-                continue
-            for place, shared, part in columns:
-                if not shared.encode_into(held[place].detach().numpy(), frames[part]):
-                    return None
+        if len(self._floats[0]) and not self._narrow(places, *self._floats):
+            return None
 
         def write(slot: int) -> None:
-            references = []  # Keeps their memory.
-            for pool, frames, columns in self._shared:
-                numbers = pool.intern(frames)
-                references.append(numbers)
-                address = numbers.ctypes.data
-                for place, _, part in columns:
-                    places[place] = address + part.start * numbers.itemsize
+            for pool, row in self._frames:
+                pool.intern_row(places, row)
             self._put(places, self.gather.sizes, self.gather.addresses, slot)
             held.clear()  # Until here ``held`` keeps the memory of the element's leaves.
 
         return write
+
+
+def _frames_of_row(columns: List[Tuple[SharedColumn, int]], kernels: Kernels) -> Tuple[FramePool, FramesOfRow]:
+    """Return the pool of these columns, which are given with their places, and what it needs to intern a row."""
+    pool, numbers = columns[0][0].shared.pool, [column.shared.num_frames for column, _ in columns]
+    is_brief = sum(numbers) * pool.frames[:1].nbytes <= BRIEF_BYTES
+    return pool, FramesOfRow([place for _, place in columns], numbers, kernels, is_brief)
 
 
 class Output:
