@@ -358,6 +358,11 @@ def test_large_objects_are_logged_once(caplog: pytest.LogCaptureFixture) -> None
         for _ in range(3):
             buffer.push({'frames': np.zeros(100_000), 'note': 'text'})
     assert len([r for r in caplog.records if 'stored as Python objects' in r.message]) == 1
+    episodes = StoreBuffer(10)
+    with caplog.at_level(logging.WARNING):
+        for length in (1, 2):
+            episodes.push([{'frames': np.zeros(100_000)}] * length)
+    assert len([r for r in caplog.records if 'stored as Python objects' in r.message]) == 1
     with pytest.raises(SchemaMismatch, match='Python objects'):
         buffer.sample_batch(1)
 

@@ -84,7 +84,8 @@ class ObjectElements(ElementStore):
             self._warn_if_large(objects[-1])
 
     def _warn_if_large(self, element: Any) -> None:
-        num_bytes = array_bytes(element)
+        # Lists are episodes of varying length, which no column can hold.
+        num_bytes = 0 if isinstance(element, list) else array_bytes(element)
         if num_bytes > LARGE_BYTES:
             self._warned = True
             logger.warning(

@@ -54,8 +54,8 @@ class ColumnMemory:
     Arguments:
         - capacity (:obj:`int`): The number of rows.
         - table_dir (:obj:`Optional[TableDirectory]`): Directory of the files, or None for private columns.
-        - grows (:obj:`bool`): Whether it is unknown how many slots will be used. Private columns then begin in memory, and
-          must move to files when they outgrow it, see ``outgrows_memory``.
+        - grows (:obj:`bool`): Whether it is unknown how many slots will be used. Private columns then begin in memory,
+          and must move to files when they outgrow it, see ``outgrows_memory``.
         - what (:obj:`str`): What the rows are, for error messages.
     """
 
@@ -198,8 +198,8 @@ class ColumnMemory:
     def outgrows_memory(self, num_used: int, num_rows: int) -> bool:
         """
         Overview:
-            Return whether private columns are in memory, and ``num_rows`` slots would take too much of it. Files are used
-            from then on, see ``replacing``.
+            Return whether private columns are in memory, and ``num_rows`` slots would take too much of it. Files are
+            used from then on, see ``replacing``.
         Arguments:
             - num_used (:obj:`int`): The number of slots that take memory already.
         """

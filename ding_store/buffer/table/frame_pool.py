@@ -197,7 +197,7 @@ class FramePool:
     def reserve(self, num_frames: int) -> Optional[Callable[[], None]]:
         """
         Overview:
-            Make room for so many more frames. Nobody knows how often frames will recur. So they begin in memory, and are
+            Make room for so many more frames. How often frames will recur is unknown. So they begin in memory, and are
             copied to a private file when they outgrow it. They stay in memory if the disk is full, as long as memory
             lasts.
         Returns:
@@ -226,8 +226,8 @@ class FramePool:
         frames = self.frames
         made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
         logger.warning(
-            '%s of frames move from memory to a file in %s: memory has only %s left. Samples may read from the disk. Use a '
-            'smaller size.',
+            '%s of frames move from memory to a file in %s: memory has only %s left. Samples may read from the disk. '
+            'Use a smaller size.',
             free_space.format_bytes(num_ever * self._frame_bytes),
             free_space.roomiest_directory(),
             free_space.format_bytes(free_space.available_memory()),
