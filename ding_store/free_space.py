@@ -55,8 +55,13 @@ def roomiest_directory() -> str:
     with suppress(FileNotFoundError):  # The working directory was deleted.
         directories.append(os.getcwd())
     candidates = [d for d in directories if os.access(d, os.W_OK)]
-    on_disk = [d for d in candidates if _file_system(d) not in _MEMORY_FILE_SYSTEMS]
+    on_disk = [d for d in candidates if not is_in_memory(d)]
     return max(on_disk or candidates, key=free_space)
+
+
+def is_in_memory(directory: str) -> bool:
+    """Return whether the files of a directory are in memory, such as those of a tmpfs."""
+    return _file_system(directory) in _MEMORY_FILE_SYSTEMS
 
 
 def private_directory(num_bytes: int) -> Optional[str]:

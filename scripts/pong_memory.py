@@ -196,7 +196,7 @@ def parse(arguments: Optional[Sequence[str]] = None) -> argparse.Namespace:
     parser.add_argument('--jobs', type=int, default=1, help='runs at a time, one core each (1)')
     parser.add_argument('--directory', type=Path, default=Path('runs/pong_memory'))
     parser.add_argument('--plot', action='store_true', help='only print the table and draw the existing curves')
-    parser.add_argument('--page', type=Path, metavar='FILE', help='write the table into this page, too')
+    parser.add_argument('--page', type=Path, metavar='FILE', help='also write the table into this page')
     parser.add_argument('--one', nargs=2, metavar=('KIND', 'SEED'), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     for name in ('env_steps', 'jobs'):

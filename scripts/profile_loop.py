@@ -275,7 +275,7 @@ def main() -> int:
     parser.add_argument('--seconds', type=float, default=10.0, help='seconds per window (10)')
     parser.add_argument('--turns', type=int, default=3, help='windows per loop and side (3)')
     parser.add_argument('--roles', default='', help='roles as in ding-store run, on the store only')
-    parser.add_argument('--plain-rows', action='store_true', help='a third side: the store without shared frames')
+    parser.add_argument('--plain-rows', action='store_true', help='also the store without shared frames, as side plain')
     parser.add_argument('--json', metavar='FILE', help='write all figures to FILE')
     parser.add_argument('--child', nargs=3, metavar=('LOOP', 'SIDE', 'OUT'), help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -63,8 +63,8 @@ def copy_past_caches(target: np.ndarray[Any, Any], source: np.ndarray[Any, Any])
 
 def join_at(target: _Bytes, parts: Sequence[_Bytes], places: Sequence[int]) -> None:
     """
-    Copy contiguous bytes to these places of the target, like ``copy_past_caches`` without its checks. These take as
-    long as a copy of 10 KB.
+    Copy contiguous bytes to these places of the target, like ``copy_past_caches`` without its checks. The checks
+    take as long as a copy of 10 KB.
     """
     copy = _load()
     for part, place in zip(parts, places):

@@ -11,7 +11,7 @@ import torch
 
 from ding_store import free_space
 from ding_store.buffer import Prioritized, StoreBuffer, Table, limited
-from ding_store.buffer.table import column_memory
+from ding_store.buffer.table import column_memory, frame_pool
 from ding_store.errors import ConfigError, NotEnoughSpace
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (1300, 32, 32), np.uint8)
@@ -112,12 +112,57 @@ def test_frames_that_outgrow_memory_move_to_a_file(
     assert torch.equal(buffer.gather_batch(rows).data['obs'], plain.gather_batch(rows).data['obs'])
 
 
+@pytest.mark.parametrize('error', [KeyboardInterrupt, OSError])
+def test_frames_whose_move_to_a_file_fails_move_later(error: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 16)
+    available = 2 << 20
+    monkeypatch.setattr(free_space, 'available_memory', lambda: available)
+    copy, calls = frame_pool._copy, [0]
+
+    def fail_once(*arrays: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 1:
+            raise error
+        copy(*arrays)
+
+    monkeypatch.setattr(frame_pool, '_copy', fail_once)
+    buffer = StoreBuffer(3000)
+    buffer.extend({'obs': FRAMES[:800].reshape(-1, 2, 32, 32)})
+    available = 1 << 18
+    with pytest.raises(error):
+        buffer.extend({'obs': FRAMES[800:1000].reshape(-1, 2, 32, 32)})
+    assert not buffer.table.columns.has_files
+    buffer.extend({'obs': FRAMES[1000:1200].reshape(-1, 2, 32, 32)})
+    assert buffer.table.columns.has_files
+    assert (buffer.check(), buffer.count()) == ([], 500)
+    assert np.array_equal(buffer.gather_batch([0, 450]).data['obs'], [FRAMES[:2], FRAMES[1100:1102]])
+
+
+def test_frames_stay_in_memory_if_no_directory_is_on_a_disk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(free_space, 'is_in_memory', lambda directory: True)
+    monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 16)
+    available = 2 << 20
+    monkeypatch.setattr(free_space, 'available_memory', lambda: available)
+    monkeypatch.setattr(column_memory, '_MAX_AHEAD_BYTES', 1 << 10)
+    buffer = StoreBuffer(3000)
+    for first in range(0, 1000, 200):
+        buffer.extend({'obs': FRAMES[first : first + 200].reshape(-1, 2, 32, 32)})
+        available = 1 << 18
+    assert list(buffer.table.columns.shared) == ['obs']
+    assert not buffer.table.columns.has_files
+    assert 'stay in it: no disk: files in' in caplog.text
+
+
 @pytest.mark.parametrize('small_disk', ['16m'], indirect=True)
 def test_frames_that_outgrow_memory_stay_in_it_while_the_disk_is_full(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(column_memory, 'EXTENT_BYTES', 1 << 18)
+    monkeypatch.setattr(column_memory, '_MAX_AHEAD_BYTES', 1 << 18)
     monkeypatch.setattr(free_space, 'roomiest_directory', lambda: str(small_disk))
+    monkeypatch.setattr(free_space, 'is_in_memory', lambda directory: False)
     filler = small_disk / 'filler'
     filler.write_bytes(bytes(free_space.free_space(str(small_disk))))
     available = 6 << 20

@@ -168,13 +168,16 @@ class NamesFirst(PacketFile):
 
     late: List[Any] = []
 
-    def _write(self, start: int, packets: Any) -> None:
-        self.late.append((start, packets))
+    def _write(self, packets: Any, starts: Any) -> None:
+        self.late.append((packets, starts))
 
     def published(self, slots: np.ndarray) -> None:
         linger()
         while self.late:
             super()._write(*self.late.pop())
+
+    def published_one(self, slot: int) -> None:
+        self.published(np.array([slot]))
 
 
 class FreesTooEarly(PackedElements):

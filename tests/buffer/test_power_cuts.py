@@ -16,9 +16,11 @@ from queues import persistent_queue
 from ding_store.buffer import Prioritized, RateLimiter, StoreBuffer, limited
 from ding_store.buffer.elements import ragged_elements
 from ding_store.buffer.elements.packet_file import PacketFile
+from ding_store.buffer.persistence.table_directory import TableDirectory
 from ding_store.buffer.table import table as table_module
 from ding_store.buffer.table.columns import TableColumns
 from ding_store.buffer.table.durability import Durability
+from ding_store.buffer.table.rows import RowIndex
 from ding_store.buffer.table.writes import RowWrites
 from ding_store.errors import ConfigError
 
@@ -702,3 +704,39 @@ def saved(image: Image, directory: Path) -> Optional[State]:
     buffer = StoreBuffer(SIZE)
     buffer.load_data(str(path))
     return State.of(buffer)
+
+
+@pytest.mark.parametrize(
+    ('name', 'act'),
+    [
+        ('allocate_one', lambda buffer: buffer.push(units(9))),
+        ('allocate', lambda buffer: buffer.extend_elements([units(8), units(9)])),
+        ('remove', lambda buffer: buffer.delete(['1', '2'])),
+    ],
+    ids=['push', 'extend', 'delete'],
+)
+def test_removals_of_an_interrupted_call_are_on_the_disk(
+    name: str, act: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next push overwrites the bytes of these rows."""
+    synced: List[Any] = []
+    sync, remove = TableDirectory.sync_numbers, getattr(RowIndex, name)
+
+    def noted(self: TableDirectory) -> None:
+        sync(self)
+        synced.append(sorted(self.numbers[self.numbers >= 0].tolist()))
+
+    def interrupted(self: RowIndex, *arguments: Any) -> None:
+        remove(self, *arguments)
+        raise KeyboardInterrupt
+
+    buffer = Ragged(SIZE, str(tmp_path / 'replay'), fsync=True)
+    buffer.extend_elements([units(i) for i in range(SIZE)])
+    monkeypatch.setattr(TableDirectory, 'sync_numbers', noted)
+    monkeypatch.setattr(RowIndex, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        act(buffer)
+    rows = sorted(buffer.table.rows_by_age().tolist())
+    assert len(rows) < SIZE
+    assert synced[-1:] == [rows]
+    buffer.close()

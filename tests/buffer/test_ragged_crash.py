@@ -128,6 +128,9 @@ class NamesFirst(PacketFile):
         while self.late:
             super()._write(*self.late.pop())
 
+    def published_one(self, slot: int) -> None:
+        self.published(np.array([slot]))
+
 
 class FreesTooEarly(RaggedElements):
     """Lets the bytes of an element be written to while it still counts."""

@@ -238,11 +238,11 @@ class Elements:
     def _add_one(self, element: Any) -> Tuple[int, int]:
         """Add one element without a meta. Return its slot and its row number."""
         self.table.check_open()
-        write = self.current.store.writing(element)
-        if write is None:
-            rows, slots = self._add([element], None)
-            return int(slots[0]), int(rows[0])
         try:
+            write = self.current.store.writing(element)
+            if write is None:
+                rows, slots = self._add([element], None)
+                return int(slots[0]), int(rows[0])
             return self.table.add_one(without_meta(self.metas, write) if self.metas.is_used else write)
         except BaseException:
             finish(self.store.give_back)

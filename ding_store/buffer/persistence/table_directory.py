@@ -72,13 +72,13 @@ With ``fsync=True`` a push waits for the disk once per file that it changes, and
     rows         -1 of evicted rows; else an evicted row is live with the payload of its successor
     NNN.column   each of them; else a live row has a payload of earlier rows
     metas        if there are new ones; else a live row has no meta
-    marks        else an evicted row comes back: its checksum fits its number, which may differ from the new one in one
-                 bit, as a damaged number would
+    marks        else an evicted row comes back: a new number that differs from its number in one bit would count as
+                 that number, damaged
     rows         the new row numbers; else the commit, and its note, are valid without the rows
     commit       else the call returns before its rows last
 
-Each wait has its own file, except for those of ``rows``, which the payload separates. A wait thus only goes if data
-move to a file that is synced anyway.
+Each wait has its own file, except for those of ``rows``, which the payload separates. So one wait less needs one file
+less: its data must be in a file that is synced anyway.
 """
 
 from __future__ import annotations

@@ -158,7 +158,12 @@ class ColumnMemory:
         ]
 
     def replacing(
-        self, name: str, spec: ColumnSpec, convert: Callable[[Array, Array], None], num_used: int
+        self,
+        name: str,
+        spec: ColumnSpec,
+        convert: Callable[[Array, Array], None],
+        num_used: int,
+        directory: Optional[str] = None,
     ) -> Replacement:
         """
         Overview:
@@ -167,12 +172,14 @@ class ColumnMemory:
         Arguments:
             - convert (:obj:`Callable`): Called with some rows of the old column, and with their places in the new one.
             - num_used (:obj:`int`): Slots from this one on hold nothing.
+            - directory (:obj:`Optional[str]`): A private column in memory goes to a file there, even if it fits.
         Raises:
             - NotEnoughSpace: The disk is full. Nothing changed.
         """
         files: Dict[str, ColumnFile] = {}
-        if self._files.directory is None:
-            self._files.directory = free_space.private_directory(self.capacity * spec_bytes(spec))
+        former = self._files.directory
+        if former is None:
+            self._files.directory = directory or free_space.private_directory(self.capacity * spec_bytes(spec))
         try:
             made = self._map(name, spec, files)
             self._reserve(files, 0, max(self._num_reserved, num_used))
@@ -181,6 +188,7 @@ class ColumnMemory:
                 end = min(num_used, start + step)
                 convert(self.columns[name][start:end], made[start:end])
         except BaseException:
+            self._files.directory = former
             self._discard(files)
             raise
 
@@ -198,18 +206,17 @@ class ColumnMemory:
     def outgrows_memory(self, num_used: int, num_rows: int) -> bool:
         """
         Overview:
-            Return whether private columns are in memory, and ``num_rows`` slots would take too much of it. Files are
-            used from then on, see ``replacing``.
+            Return whether private columns are in memory, and ``num_rows`` slots would take too much of it. They should
+            move to files then, see ``replacing``.
         Arguments:
             - num_used (:obj:`int`): The number of slots that take memory already.
         """
-        if num_rows <= self._num_fitting or self._files.directory is not None:
+        if num_rows <= self._num_fitting or self._file_of:
             return False
         memory = num_used * self.row_bytes + free_space.available_memory()
         if num_rows * self.row_bytes <= free_space.GROWN_SHARE * memory:
             self._num_fitting = num_rows + max(1, EXTENT_BYTES // max(1, self.row_bytes))
             return False
-        self._files.directory = free_space.roomiest_directory()
         return True
 
     def stay_in_memory(self, num_used: int, num_rows: int) -> bool:
@@ -220,8 +227,8 @@ class ColumnMemory:
             - num_used (:obj:`int`): The number of slots that take memory already.
             - num_rows (:obj:`int`): The number of slots that are needed.
         """
-        self._files.directory = None
-        if (num_rows - num_used) * self.row_bytes + EXTENT_BYTES > free_space.available_memory():
+        # As much may be touched in advance.
+        if (num_rows - num_used) * self.row_bytes + _MAX_AHEAD_BYTES > free_space.available_memory():
             return False
         # Until then, the disk may have room again.
         self._num_fitting = num_rows + max(1, EXTENT_BYTES // max(1, self.row_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from typing import Callable, Dict, List, Optional
 
@@ -19,7 +20,7 @@ from ding_store.errors import NotEnoughSpace
 #: Positions in ``FramePool._state``, as in ``kernels.frame_kernels``.
 _NUM_FREE, _NUM_EVER, _NUM_USED = range(3)
 _MIN_TABLE = 1 << 10
-#: Rows among whose frames an equal one is looked for. As many environments can take turns.
+#: Rows among whose frames an equal one is looked for. Up to this many environments can take turns.
 _RECENT_ROWS = 32
 _FRAMES, _HASHES = 'frames', 'hashes'
 
@@ -92,7 +93,7 @@ class FramePool:
                 self._memory.close()
                 raise
         self._frame_bytes = spec_bytes(spec)
-        self._use_memory()
+        self._keep_addresses()
         self._hash_mask = (1 << self.hash_bits) - 1
         self._kernels = load_kernels()
         self._counts = filled(capacity, 0, np.int32)
@@ -223,23 +224,25 @@ class FramePool:
             return None
 
     def _moving(self, num_ever: int) -> Callable[[], None]:
-        frames = self.frames
-        made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever)
+        frames, directory = self.frames, free_space.roomiest_directory()
+        if free_space.is_in_memory(directory):
+            raise NotEnoughSpace(errno.ENOSPC, f'no disk: files in {directory!r} are in memory. Set TMPDIR.')
+        made = self._memory.replacing(_FRAMES, (frames.dtype, frames.shape[1:]), _copy, num_ever, directory)
         logger.warning(
             '%s of frames move from memory to a file in %s: memory has only %s left. Samples may read from the disk. '
             'Use a smaller size.',
             free_space.format_bytes(num_ever * self._frame_bytes),
-            free_space.roomiest_directory(),
+            directory,
             free_space.format_bytes(free_space.available_memory()),
         )
 
         def move() -> None:
             made.replace()
-            self._address = self.frames.ctypes.data
+            self._keep_addresses()
 
         return move
 
-    def _use_memory(self) -> None:
+    def _keep_addresses(self) -> None:
         """Keep what each push needs of the arrays."""
         self._address, self._hashes = self.frames.ctypes.data, self._memory.columns[_HASHES]
 
@@ -306,7 +309,7 @@ class FramePool:
             counts[:num_ever], free[:num_ever] = self._counts[:num_ever], self._free[:num_ever]
             self._counts, self._free = counts, free
             resize_memory(num_ever)
-            self._use_memory()
+            self._keep_addresses()
 
         return resize
 

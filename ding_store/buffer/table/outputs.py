@@ -70,7 +70,7 @@ class RowWriter:
         self._put = kernels.put if gather.sizes.sum() <= BRIEF_BYTES else kernels.put_freely
         encoded = [(gather.columns[name], place) for name, place in gather.encoded]
         floats = [(column, place) for column, place in encoded if column.encoding]
-        #: Narrow columns, their numbers of values, and memory for their bytes.
+        #: Columns of floats that are stored as bytes, their numbers of values, and memory for their bytes.
         sizes = np.array([prod(column.shape) for column, _ in floats], np.int64)
         self._floats = np.array([place for _, place in floats], np.int64), sizes, np.empty(sizes.sum(), np.uint8)
         self._narrow = kernels.narrow_row if 4 * sizes.sum() <= BRIEF_BYTES else kernels.narrow_row_freely

@@ -270,8 +270,12 @@ class Table:
             freed = slots[found]
             if len(freed):
                 self._guard.announce()
-            self.index.remove(freed)
-            self._durability.sync_numbers()
+            try:
+                self.index.remove(freed)
+                self._durability.sync_numbers()
+            except BaseException:
+                finish(self._durability.sync_numbers)  # Rows may have left, and the next push overwrites their bytes.
+                raise
         return freed
 
     def clear(self) -> None:

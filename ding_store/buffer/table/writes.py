@@ -42,17 +42,21 @@ class RowWrites:
         if self._columns.shared:
             # Without the lock of the index: samples go on while frames move to a file, which may take minutes.
             self._columns.reserve_frames(num_rows)
-        with index.lock:
-            if index.promised_row > index.next_row:
-                index.next_row = index.promised_row
-            is_full = index.count + num_rows > index.capacity
-            self._columns.reserve(index.capacity if is_full else index.count + num_rows)
-            if is_full:
-                self._guard.announce()
-            slots, evicted = index.allocate(num_rows)
-        if len(evicted):
-            # Sync before the first byte of the rows that replace the evicted ones.
-            self._durability.sync_numbers()
+        try:
+            with index.lock:
+                if index.promised_row > index.next_row:
+                    index.next_row = index.promised_row
+                is_full = index.count + num_rows > index.capacity
+                self._columns.reserve(index.capacity if is_full else index.count + num_rows)
+                if is_full:
+                    self._guard.announce()
+                slots, evicted = index.allocate(num_rows)
+            if len(evicted):
+                # Sync before the first byte of the rows that replace the evicted ones.
+                self._durability.sync_numbers()
+        except BaseException:
+            finish(self._durability.sync_numbers)  # Rows may have left, and the next push overwrites their bytes.
+            raise
         return slots, evicted
 
     def allocate_one(self) -> int:
@@ -61,17 +65,21 @@ class RowWrites:
         if columns.shared:
             return int(self.allocate(1)[0][0])
         self._guard.check_open()
-        with index.lock:
-            if index.promised_row > index.next_row:
-                index.next_row = index.promised_row
-            is_full = index.count == index.capacity
-            columns.reserve(index.capacity if is_full else index.count + 1)
+        try:
+            with index.lock:
+                if index.promised_row > index.next_row:
+                    index.next_row = index.promised_row
+                is_full = index.count == index.capacity
+                columns.reserve(index.capacity if is_full else index.count + 1)
+                if is_full:
+                    self._guard.announce()
+                slot = index.allocate_one()
             if is_full:
-                self._guard.announce()
-            slot = index.allocate_one()
-        if is_full:
-            # Sync before the first byte of the row that replaces the evicted one.
-            self._durability.sync_numbers()
+                # Sync before the first byte of the row that replaces the evicted one.
+                self._durability.sync_numbers()
+        except BaseException:
+            finish(self._durability.sync_numbers)  # As in ``allocate``.
+            raise
         return slot
 
     def publish_one(self, slot: int) -> int:
