@@ -12,7 +12,8 @@ from needs import lacking
 from ding_store.buffer.table.rows import RowIndex
 
 #: What may change the log of a row index, or is wrong while another thread does.
-LOCKED = ['allocate', 'restore', 'publish', 'remove', 'clear', 'forget', 'oldest', 'relocate', 'resize', 'load', 'find']
+LOCKED = ['allocate', 'allocate_one', 'restore', 'publish', 'publish_one', 'remove', 'clear', 'forget', 'oldest']
+LOCKED += ['relocate', 'resize', 'load', 'find']
 LOCKED += ['slots_by_age', 'num_from', 'findings', 'relocations']
 
 

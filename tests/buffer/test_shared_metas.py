@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ding_store.buffer import StoreBuffer, Uniform, limited
+from ding_store.buffer.table.rows import RowListener
 from ding_store.errors import NotEnoughData
 
 
@@ -78,7 +79,7 @@ def test_rows_of_old_policies_are_removed():
 
 
 @pytest.mark.parametrize('how', ['push', 'push of tensors', 'extend'])
-def test_row_without_a_meta_never_gets_the_previous_one(how, monkeypatch):
+def test_row_without_a_meta_never_gets_the_previous_one(how):
     """Not even for the moment between its publication and the end of the call."""
     buffer_, seen = StoreBuffer(4), []
 
@@ -88,13 +89,13 @@ def test_row_without_a_meta_never_gets_the_previous_one(how, monkeypatch):
     for i in range(4):
         buffer_.push(element(float(i)), {'v': i})
     index, metas = buffer_.table.index, buffer_._elements.metas
-    publish = index.publish
 
-    def published(slots, *arguments):
-        publish(slots, *arguments)
-        seen.extend(dict(metas.get(slot, index.row_of_slot[slot])) for slot in slots.tolist())
+    class Reader(RowListener):
+        def published(self, slots):
+            seen.extend(dict(metas.get(slot, index.row_of_slot[slot])) for slot in slots.tolist())
 
-    monkeypatch.setattr(index, 'publish', published)
+    reader = Reader()
+    index.listen(reader)
     for _ in range(2):
         if how == 'extend':
             buffer_.extend({'r': np.array([100.0])}, schema=buffer_.schema)
