@@ -113,6 +113,20 @@ class Node:
     def id(self) -> str:
         return str(self.ask('CLUSTER', 'MYID'))
 
+    @property
+    def epoch(self) -> int:
+        """The version of its slots that the node claims."""
+        return self._fact('cluster_my_epoch')
+
+    @property
+    def current_epoch(self) -> int:
+        """The largest epoch of which the node has heard."""
+        return self._fact('cluster_current_epoch')
+
+    def _fact(self, name: str) -> int:
+        facts = dict(line.split(':') for line in str(self.ask('CLUSTER', 'INFO')).split())
+        return int(facts[name])
+
 
 class RedisCluster:
     """
@@ -221,12 +235,19 @@ class RedisCluster:
         for _ in self.moving(slot, target):
             pass
 
+    @staticmethod
+    def begin_to_move(slot: int, source: Node, target: Node) -> None:
+        # A target that has not heard of the source's last epoch takes the same one for itself. It can then lose the
+        # slot to the source while the source gives it away, and each names the other for good.
+        wait_until(lambda: source.epoch <= target.current_epoch, 'the target knows the epoch of the source')
+        target.ask('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source.id)
+        source.ask('CLUSTER', 'SETSLOT', slot, 'MIGRATING', target.id)
+
     def moving(self, slot: int, target: Node) -> Iterator[str]:
         """Move a slot. Yield each key that was moved, with the slot in between, and '' once all were."""
         source = self.node_of(slot)
         assert source is not target
-        target.ask('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source.id)
-        source.ask('CLUSTER', 'SETSLOT', slot, 'MIGRATING', target.id)
+        self.begin_to_move(slot, source, target)
         yield ''
         while True:
             keys = source.raw.execute_command('CLUSTER', 'GETKEYSINSLOT', slot, 1)

@@ -267,8 +267,7 @@ def test_no_script_runs_while_a_slot_moves(cluster, run, monkeypatch):
                 source.client.hset(key, 'x', 'y') if key.endswith('filled') else source.client.set(key, '0')
         assert len(reader.read()) == 3
         target = other_than(cluster, source)
-        target.ask('CLUSTER', 'SETSLOT', slot, 'IMPORTING', source.id)
-        source.ask('CLUSTER', 'SETSLOT', slot, 'MIGRATING', target.id)
+        cluster.begin_to_move(slot, source, target)
         for key in source.client.scan_iter(f'ding:{{{tag}}}*:part:*'):
             source.ask('MIGRATE', '127.0.0.1', target.port, key, 0, 5000)
         before = source.client.hgetall(f'ding:{{{tag}}}/{FIRST}:meta')

@@ -146,11 +146,13 @@ class Delivery(RuleBasedStateMachine):
 
     def flush(self):
         """In the end everything is seen, and nobody holds a copy of anything."""
+        for store in (*self.stores, self.readers_store):
+            self.lose_no_reply(store)
+            store.stream_info(STREAM)  # This finds the server. Checks of writers skip a stream whose server is away.
         for _ in range(len(self.appended) + 3):  # Entries that found no room come one by one.
             # Look at once, instead of within a second, whether the server went back to a time without this reader.
             self.reader.losses.looked_at = -math.inf
             for store in self.stores:
-                self.lose_no_reply(store)
                 store.client.own_writer.check(now=True)
             while self.reader.lag():
                 self.seen += [number_of(entry) for entry in self.reader.read()]
@@ -413,8 +415,6 @@ class ClusterDelivery(RedisDelivery):
 
     def flush(self):
         self.arrive()
-        for store in (*self.stores, self.readers_store):
-            store.stream_info(STREAM)  # This finds the node. Checks of writers skip a stream whose node is not known.
         super().flush()
 
     def _append(self, writer):
