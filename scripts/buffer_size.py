@@ -197,7 +197,8 @@ def conclusions(cells: List[Cell], num_seeds: int) -> List[Dict[str, Any]]:
         seeds = min(len(cell.curves), len(base.curves))
         verdict = 'yes' if abs(difference) > spread else 'none shown'
         if cell.equals(base):
-            verdict = 'none: equal curves'
+            # Without seeds that only one of both has.
+            verdict, difference = 'none: equal curves', 0.0
         elif seeds < num_seeds:
             verdict = f'no conclusion: {seeds} of {num_seeds} seeds'
         values = dict(measure=measure, difference=difference, spread=spread, effect=verdict)
